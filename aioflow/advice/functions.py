@@ -7,7 +7,7 @@ are not injected, a parameter that declares a resource is rejected too: the func
 declaration in its place. A function with operator state is rejected where checkpoints do not
 include it: the state would be lost at the first restart.
 
-Of a function class, visible mistakes are found: a method that is never called because its name is
+The checks also find mistakes in a function class: a method that is never called because its name is
 misspelled, or a method that takes too few arguments. A class that derives from `af.ProcessFunction`
 and spells `on_timer` as Flink does is a valid class, but its timers would fire without effect. The
 mistake is an error if the method must be defined. Otherwise it is a warning, because the method may
@@ -96,9 +96,8 @@ def check_called(function: Any, what: str, parameters: str) -> None:
             f"{what} needs a function of ({parameters}), got {type(function).__name__}: "
             f"{function!r}"
         )
-    if not isinstance(function, type) or not has_operator_state(
-        function
-    ):  # For such a class, an instance is called.
+    if not isinstance(function, type) or not has_operator_state(function):
+        # For such a class, an instance is called.
         check_takes(function, what, parameters)
 
 

@@ -320,7 +320,7 @@ def explained_methods(cls: C) -> C:
 def _explanation(
     function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str | None:
-    """Returns what is wrong with the arguments, and what would be right.
+    """Returns a text about the wrong arguments and the right ones.
 
     Returns None if Python's own message is as good.
     """
@@ -391,8 +391,8 @@ def nearest_method(of: type, name: str) -> str:
 def no_such_method(of: object, name: str, remedy: str = "") -> AttributeError:
     """Returns an AttributeError with Python's usual text and `remedy`."""
     words = f"{type(of).__name__!r} object has no attribute {name!r}{remedy}"
-    # Python adds the most similar attribute to an error that has a name and an object, which is one
-    # hint too many after a remedy. Python fills both in if they are left out, so they are None.
+    # If an error has a name and an object, Python adds the most similar attribute. After a remedy
+    # that is one hint too many. Python fills in missing ones, so both are None here.
     return (
         AttributeError(words, name=None, obj=None)
         if remedy

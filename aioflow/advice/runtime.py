@@ -1,4 +1,4 @@
-"""Warnings while a flow runs, about what is no error but probably not meant.
+"""Warnings about a running flow: about things that are no errors, but probably not meant.
 
 * A join of numbers on one side with text on the other silently has no results. So the first key of
   each side is checked, and no other. Later keys may have other types.
@@ -55,9 +55,10 @@ KINDS: dict[type, str] = {
     timedelta: "a timedelta",
     UUID: "a UUID",
 }
-"""Types whose values never equal values of a type of another kind.
+"""Type -> its kind.
 
-For other types, such as those of a program, this is unknown.
+Values of two different kinds are never equal. Types that are not listed, such as classes of the
+user, may equal anything.
 """
 
 
@@ -261,7 +262,7 @@ class TaskAdvice:
     """The memory of former looks at one task."""
 
     def __init__(self, job: str, task: str, told: set[str]) -> None:
-        """`told` has what was logged already, by all tasks of the job."""
+        """`told` has the warnings that tasks of the job have logged already."""
         self._job = job
         self._task = task
         self._told = told

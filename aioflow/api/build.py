@@ -362,7 +362,7 @@ def warn_of_shared_files(
 ) -> None:
     """Logs a warning if another sink of the flow writes the same kind of files to the directory.
 
-    This is no error, because one directory may be meant for the rows of both.
+    This is no error, because both sinks may be meant to write to one directory.
     """
     other = next(
         (node for node in graph.nodes.values() if part_files and node.part_files == part_files),
@@ -381,7 +381,7 @@ def warn_of_shared_files(
 def add_global_sink(
     graph: StreamGraph, streams: list[Upstream], target: BaseSink[Any], options: OperatorOptions
 ) -> None:
-    """Adds the writers of `target`, and behind them its one committer."""
+    """Adds the writers of `target`, and after them the single task that commits for all of them."""
     writer = add_operator(
         graph,
         "sink",

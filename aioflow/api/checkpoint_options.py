@@ -169,7 +169,8 @@ def _settings(options: CheckpointOptions) -> CheckpointSettings | None:
         if options.restore in (
             None,
             LATEST,
-        ):  # The default "latest" only applies with a store.
+        ):
+            # The default "latest" only applies with a store.
             return None
         where = store_url(options.restore, "restore")
         key = checkpoint_key(options.checkpoint_key)
@@ -280,9 +281,8 @@ def store_url(where: str | PathLike[str], option: str) -> str:
                 "expected the URL as a text"
             )
         named, single, _ = text.partition(":")
-        if (
-            single and named in SCHEMES
-        ):  # Otherwise a local directory of that name would be used by mistake.
+        if single and named in SCHEMES:
+            # Otherwise a local directory of that name would be used by mistake.
             raise ValueError(
                 f"{option} is {text!r}: the scheme is written {named}://; a directory of that "
                 f"name is ./{text}"

@@ -4,9 +4,9 @@ A notebook shows a flow as its picture, a stream as its schema and first rows, a
 of its tasks. Nothing runs for it.
 
 The picture shows producers left and consumers right, each task as a box with its chained operators.
-A task stands one layer right of its farthest producer. The arrow of an exchange that passes a layer
-bends around the boxes there, through a place of its own. Within a layer, boxes follow the mean
-height of their producers, so that few arrows cross.
+A task stands one layer right of its farthest producer. An arrow that crosses a layer has a place of
+its own there, so it bends around the boxes. Within a layer, boxes follow the mean height of their
+producers, so that few arrows cross.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def text(graph: JobGraph) -> str:
-    """Returns a text that lists each task, its operators and inputs, and why they run as they
-    do.
+    """Returns a text that lists each task with its operators and inputs, and with the reasons why
+    they run as they do.
     """
     return explain_graph(graph)
 
@@ -281,7 +281,7 @@ def _arrange(
             if place.vertex is None:
                 place.x, place.width = x, column
             y += place.height + ROW_GAP
-        # The widest label that leaves this layer has to fit into the gap behind it.
+        # The gap to the next layer must hold the widest label of an arrow that leaves this layer.
         labels = [
             len(edge_label(edge)) * CHARACTER for edge, route in routes if route[-2].layer == index
         ]

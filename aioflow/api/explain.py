@@ -32,7 +32,7 @@ def explain_graph(graph: JobGraph) -> str:
     """Describes a graph in one paragraph for each task, producers first.
 
     A paragraph lists the inputs of the task, with their partitioning, and then its operators in
-    order. The second line says why no function is inlined, if that is so in this process.
+    order. If this process cannot inline functions, the second line says why.
     """
     count = len(graph.vertices)
     lines = [

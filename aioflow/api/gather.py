@@ -24,7 +24,7 @@ ROWS_BUFFERED_MAX = 1024
 
 
 class RunOfRows(Protocol):
-    """The interface that a RowStream uses of the job that fills it."""
+    """The interface of a job that a RowStream uses: the job that fills the stream."""
 
     @property
     def status(self) -> JobStatus: ...

@@ -140,7 +140,9 @@ class RunOptions(CheckpointOptions):
     """
     monitor_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the monitoring endpoint, by names of `MonitorOptions`: `{"token": ...,
-    "enable_control": True}`. By default it allows reading from this machine."""
+    "enable_control": True}`. By default the endpoint answers requests from this machine, and
+    changes nothing.
+    """
     stop_timeout: str | timedelta = "30s"
     """Maximum time of a graceful stop, after which the job is cancelled."""
     cancellation_timeout: str | timedelta = "30s"
@@ -171,7 +173,7 @@ class RunOptions(CheckpointOptions):
     """Whether to detect functions that change values shared with other operators. None: only in
     asyncio's debug mode."""
     host: Host | None = None
-    """Clock, files and network that the run uses. None: those of this machine."""
+    """The clock, the files and the network of the run. None: the real ones of this machine."""
     tasks: TaskOptions = field(default_factory=TaskOptions)
     """Options of tasks, such as the sizes of batches and slices."""
 

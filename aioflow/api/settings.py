@@ -65,7 +65,7 @@ TABLES = (
     ),
     *("jobmanager", "taskmanager", "cluster"),
 )
-"""Commands with settings, each of which may have a table in the file."""
+"""Commands with settings. The file may have a table for each of them."""
 
 
 def parse_flag(text: str) -> bool:
@@ -369,9 +369,9 @@ def without_settings(environ: Mapping[str, str], *kept: str) -> dict[str, str]:
 def configured(**options: Unpack[RunArguments]) -> RunArguments:
     """Returns the options of a run from the environment and the file, for `flow.run(**...)`.
 
-    `options` count before them. The names are those of `aioflow run`: `AIOFLOW_EVERY`, or `every`
-    in `aioflow.toml`, above the tables or below `[run]`. `on` and `log-format` are for the commands
-    alone. Raises ValueError for an unknown name, and for a value that cannot be read.
+    `options` take precedence. The names are those of `aioflow run`: `AIOFLOW_EVERY`, or `every` in
+    `aioflow.toml`, above the tables or below `[run]`. Only commands use `on` and `log-format`.
+    Raises ValueError for an unknown name, and for a value that cannot be read.
     """
     settings = read_settings(os.environ, Path.cwd())
     for name, one in settings.tables.get("run", {}).items():

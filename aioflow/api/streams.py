@@ -5,8 +5,8 @@ Functions are plain functions, expressions, or function classes. `def` runs inli
 awaited with bounded concurrency, `blocking=True` runs in a bounded thread executor. Nothing runs
 before the flow does.
 
-The classes return each other, so they stand in one module. What they share with other modules is
-below them, in `api.build` and `api.calls`.
+The classes return each other, so they stand in one module. Code that they share with other modules
+is in `api.build` and `api.calls`.
 """
 
 from __future__ import annotations
@@ -664,8 +664,8 @@ class DataStream(Generic[T]):
     def broadcast(self, *descriptors: MapStateDescriptor[Any, Any]) -> Any:
         """Sends every element to every subtask.
 
-        With descriptors it returns the broadcast side for `connect`, with the state that they
-        declare.
+        With descriptors it returns the broadcast side for `connect`, with the broadcast state that
+        the descriptors declare.
         """
         stream = self._partitioned(ShipStrategy.BROADCAST)
         if not descriptors:
@@ -688,11 +688,11 @@ class DataStream(Generic[T]):
         return self._chained(Chaining.HEAD)
 
     def disable_chaining(self) -> DataStream[T]:
-        """Makes the operator that made this stream share its task with no other operator."""
+        """Runs the operator of this stream in a task of its own, without other operators."""
         return self._chained(Chaining.NEVER)
 
     def slot_sharing_group(self, name: str) -> DataStream[T]:
-        """Puts the operator that made this stream, and later ones, into a slot sharing group."""
+        """Puts the operator of this stream, and those after it, into a slot sharing group."""
         for upstream in self._upstreams:
             self._graph.nodes[upstream.node_id].slot_sharing_group = name
         return self
@@ -1055,7 +1055,7 @@ class HalfStream:
 
 
 class BroadcastStream(HalfStream, Generic[U]):
-    """A stream that every subtask receives, with the broadcast state that it may change.
+    """A stream whose elements go to every subtask, and the broadcast state that they may change.
 
     Made by `stream.broadcast(*descriptors)`.
     """

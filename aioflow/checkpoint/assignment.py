@@ -70,12 +70,12 @@ class ChannelRestore:
 
 @dataclass(frozen=True, slots=True)
 class InFlightRestore:
-    """Data in flight of one former subtask, which one new subtask processes before new input."""
+    """Data in flight of one former subtask. One new subtask processes it before new input."""
 
     subtask: int
     """Index of the former subtask."""
     is_only: bool
-    """Whether there was no other former subtask."""
+    """Whether the task had this single former subtask."""
     chain: tuple[tuple[int, StateFile], ...]
     """Files of data that waited between the operators, last operator first, each with its place."""
     restored: StateFile | None
@@ -105,8 +105,9 @@ class TaskRestore:
     where it was.
     """
     others: tuple[StateFile | None, ...] | None = None
-    """Files that tell the event time of the other former subtasks, None for a subtask without one.
-    Set only where records of those subtasks may continue here: they must not become late."""
+    """Files with the event time of the other former subtasks; None for a subtask without a file.
+    Set only if records of these subtasks may continue here, so that they do not become late.
+    """
     allow_non_restored: bool = False
     """Whether state that an operator does not use is dropped; otherwise it fails the restore.
     """
@@ -413,7 +414,8 @@ class InFlightPlan:
         consumers = {read.edge_id: vertex.uid for vertex in vertices for read in vertex.inputs}
         self._finished = {place for place, state in checkpoint.subtasks.items() if state.finished}
         self._files: dict[tuple[str, int], dict[tuple[ChannelSide, int, int], StateFile]] = {}
-        """By subtask that processes them: by side, exchange and index."""
+        """Subtask that processes the data -> (side, exchange, index of the channel) -> its files.
+        """
         for (head, subtask), state in checkpoint.subtasks.items():
             for channel in state.channels:
                 side, edge_id = channel.side, channel.edge_id

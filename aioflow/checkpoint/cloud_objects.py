@@ -35,8 +35,8 @@ class RemoteObjects:
     """An `ObjectStore` over obstore. A given `store` replaces the one that the URL names.
 
     A small object is created by one request, which is atomic. An upload in parts cannot be made
-    conditional everywhere. So callers draw random names for large objects. Two callers that create
-    one name at the same moment may both believe that they did.
+    conditional everywhere. So callers draw random names for large objects. If two callers create
+    one name at the same moment, both may be told that they succeeded.
     """
 
     shared = True

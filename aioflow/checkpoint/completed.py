@@ -189,7 +189,7 @@ class CompletedCheckpoint:
     directory: str = ""
     """URL that was requested for a savepoint; empty for a place in the flow's store."""
     location: str = ""
-    """URL of what was stored, known once it is."""
+    """URL of the stored checkpoint; empty until it is stored."""
 
 
 class Discard(msgspec.Struct, frozen=True):
@@ -267,9 +267,9 @@ class CheckpointRetention:
         return self._kept[-1] if self._kept else None
 
     def restored(self, checkpoint: CompletedCheckpoint, *, claim: bool) -> None:
-        """Retains `checkpoint`, which the job begins with.
+        """Retains `checkpoint`, with which the job begins.
 
-        With `claim` the checkpoint is deleted like those of this job; without, it is never deleted.
+        With `claim` it is deleted like the checkpoints of this job, and otherwise never.
         """
         self.refer(checkpoint.checkpoint_id, checkpoint.subtasks.values())
         self._kept.append(checkpoint)
@@ -352,8 +352,8 @@ class CheckpointRetention:
             self._dropped.remove(dropped)
             checkpoint = dropped.checkpoint
             if checkpoint.checkpoint_id in self._not_ours:
-                # Its references are never removed, so that checkpoints which build on its files
-                # do not delete those files either.
+                # The references of a savepoint are never removed. So later checkpoints that use its
+                # files do not delete them.
                 continue
             checkpoints.append(checkpoint)
             free = self._forget(checkpoint.checkpoint_id)

@@ -65,8 +65,8 @@ _CLOSING = (
     CheckpointFailureReason.TASK_CLOSING,
     CheckpointFailureReason.CANCELLATION_BARRIER,
 )
-"""Reasons that a checkpoint may end with because a task ended meanwhile. That task reports them, or
-a task downstream of it. Apart from that nothing is wrong.
+"""Reasons for an abort that mean no error: a task ended while the checkpoint was pending. That task
+or one downstream of it reports the reason.
 """
 
 CLOSING_TRIES = 5
@@ -115,7 +115,8 @@ class CheckpointCoordinator:
         self._pending: dict[int, PendingCheckpoint] = {}
         """Checkpoints under way, by id in ascending order, including those being stored."""
         self._doomed: dict[int, CompletedCheckpoint] = {}
-        """Checkpoints that were aborted while being stored, so that the outcome is unknown."""
+        """Checkpoints that were aborted while they were stored. They may exist in the store or not.
+        """
         self._ended_badly: dict[int, None] = {}
         self._finished: dict[tuple[str, int], None] = {}
         self._needs_full = False
@@ -374,7 +375,7 @@ class CheckpointCoordinator:
         """Completes the checkpoint, which is durable at the URL `location` now."""
         doomed = self._doomed.pop(checkpoint_id, None)
         if doomed is not None:
-            # Its metadata must not outlive its files, and the location tells where it is.
+            # The metadata must not outlive the files. The location says where the metadata is.
             return self._discard(
                 self._retention.failed(checkpoint_id, replace(doomed, location=location))
             )
@@ -614,7 +615,7 @@ class CheckpointCoordinator:
         error.__cause__ = cause
         self.statistics.failed(pending.id, reason, str(error), now.ms)
         latest = 0 if self.latest is None else self.latest.checkpoint_id
-        # Other reasons are told by the tasks, or by the failure of one.
+        # The tasks report all other reasons, or one of them fails.
         told = detail if reason is CheckpointFailureReason.IO_EXCEPTION else ""
         instructions: list[Instruction] = [NotifyAborted(pending.id, latest, reason, told)]
         instructions += self._consequences(pending, reason, error, now)
@@ -680,7 +681,7 @@ class CheckpointCoordinator:
     def _answer_the_rest(self, final: CompletedCheckpoint) -> list[Instruction]:
         """Answers all queued requests with the final checkpoint.
 
-        No other checkpoint follows it, and it serves as well as the requested ones.
+        No checkpoint follows it, and it contains all that a requested one would contain.
         """
         instructions: list[Instruction] = []
         for request in self._turns.clear():

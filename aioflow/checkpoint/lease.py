@@ -68,8 +68,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 KEPT = 16
-"""Number of the newest numbers that are not deleted, so that a listing which races with deletions
-still shows one that matters.
+"""How many of the newest numbers are kept. So a listing that races with deletions still shows one
+of them.
 """
 
 OTHER_JOB = "another job may take it"
@@ -90,7 +90,9 @@ class LeaseOptions:
     renew_s: float = 2.0
     """Time between two renewals."""
     stop_s: float = 2.0
-    """A leader that could not renew is cancelled this long before its lease ends."""
+    """Time between the cancellation of a leader that could not renew its lease and the end of the
+    lease.
+    """
     clock_drift: float = 0.01
     """Maximum drift of a machine's monotonic clock, as a share."""
 
@@ -485,8 +487,8 @@ class FlowLease:
 
     @property
     def token(self) -> int:
-        """The fencing number, larger than those of all former holders. The lease must be
-        acquired.
+        """The fencing number, larger than those of all former holders. Valid only while the lease
+        is held.
         """
         assert self._lease is not None, "the lease was not acquired"
         return self._lease.token

@@ -89,7 +89,8 @@ class ObjectStore(Protocol):
     async def missing(self, names: Sequence[str]) -> list[str]:
         """Returns the names that have no object, although another process has created them.
 
-        Only a directory can miss one: that of another machine may have the same path.
+        Only a directory can miss objects: another machine may have a different directory of the
+        same path.
         """
 
     async def modified_ms(self, name: str) -> int:
@@ -153,7 +154,7 @@ async def to_the_end(step: Awaitable[bool]) -> bool:
 _STORES: dict[str, dict[str, tuple[bytes, int]]] = {}
 """Store -> name -> content and time of creation.
 
-The one thing that outlives a job within a process, as a disk outlives a process.
+It outlives the jobs of a process, as a disk outlives processes.
 """
 
 
@@ -344,7 +345,7 @@ class DirectoryObjects:
             try:
                 entries = await self._fs.scan(path)
             except (FileNotFoundError, NotADirectoryError):
-                continue  # Nothing was created below it, or it was removed meanwhile.
+                continue  # The directory was never created, or it was removed meanwhile.
             await self._fs.check_inside(path, self._root)
             directories.append(directory)
             for name, is_dir in entries:

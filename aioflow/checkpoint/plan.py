@@ -100,7 +100,7 @@ class _Subtask:
     phase: _Phase = _Phase.DOWN
     attempt: ExecutionAttemptId | None = None
     is_closing: bool = False
-    """Whether the subtask is about to end, so that it takes no part in further checkpoints."""
+    """Whether the subtask is about to end, and takes no part in further checkpoints."""
 
 
 class SubtaskTable:
@@ -116,8 +116,8 @@ class SubtaskTable:
     def rescaled(self, vertices: Sequence[CheckpointedVertex]) -> list[int]:
         """Replaces the vertices by the same ones at another parallelism.
 
-        Returns the ids of those that have changed. Their subtasks count as running once they report
-        that.
+        Returns the ids of the vertices that have changed. Their subtasks count as running when they
+        report RUNNING.
         """
         former = {vertex.vertex_id: vertex.parallelism for vertex in self.vertices}
         changed = [v.vertex_id for v in vertices if v.parallelism != former[v.vertex_id]]

@@ -356,7 +356,7 @@ async def delete_savepoint(
             above, metadata = objects, METADATA
             parent, _, directory = found.location.rpartition("/")
             if found.location.startswith("file:///") and parent != "file://" and is_name(directory):
-                # From above, so that the directory goes with its last file.
+                # Deleted through the parent, so that the directory goes with its last file.
                 above, metadata = open_objects(parent, host), f"{directory}/{METADATA}"
             # The metadata comes last, so that an interrupted deletion can be repeated.
             await objects.delete(names)

@@ -1,7 +1,8 @@
 """Statistics of a job's checkpoints for monitoring. The names are those of Flink's REST API.
 
-Plain data that only the coordinator changes; others read it between two of the coordinator's steps.
-Times are wall-clock milliseconds, -1 if not happened; durations are milliseconds; sizes are bytes.
+Only the coordinator changes this plain data. Others read it between two steps of the coordinator.
+Times are wall-clock milliseconds, or -1 for what has not happened. Durations are milliseconds,
+sizes are bytes.
 """
 
 from __future__ import annotations

@@ -271,9 +271,8 @@ class FlowStore:
                     f"{join_url(objects.url, name)} may hold a checkpoint that was given up, and "
                     f"cannot be removed: {error}"
                 ) from error
-            if (
-                doubt in self._in_doubt
-            ):  # A concurrent call may have removed it, or added further ones.
+            if doubt in self._in_doubt:
+                # A concurrent call may have removed it, or added further ones.
                 self._in_doubt.remove(doubt)
 
     async def discard(self, discard: Discard) -> None:
@@ -618,7 +617,9 @@ class FlowStore:
 
 
 async def _remove_own(objects: ObjectStore, name: str, data: bytes) -> None:
-    """Deletes an object if its content is `data`: another writer may have created it meanwhile."""
+    """Deletes an object only if its content is `data`, because another writer may have created the
+    object meanwhile.
+    """
     try:
         if await objects.read(name) == data:
             await objects.delete([name])
@@ -629,8 +630,7 @@ async def _remove_own(objects: ObjectStore, name: str, data: bytes) -> None:
 def open_store(url: str, host: Host, key: bytes | None = None) -> FlowStore:
     """Returns the store of the flow whose root is `url` (see `urls.flow_url`). Does no I/O.
 
-    With a `key`, metadata is written with a MAC. Metadata without it or with another one is
-    refused.
+    With a `key`, metadata is written with a MAC. Metadata without a valid MAC is refused.
     """
     return FlowStore(host, open_objects(url, host), key)
 

@@ -273,9 +273,8 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
         )
 
         def on_listening(address: str, number: int) -> None:
-            whole = (
-                arguments.data / f"address.{os.getpid()}"
-            )  # Atomic, because a process that waits for the file must not find it empty.
+            # Atomic, because a process that waits for the file must not find it empty.
+            whole = arguments.data / f"address.{os.getpid()}"
             whole.write_text(f"{address}:{number}\n", encoding="utf-8")
             whole.replace(arguments.data / "address")
             print(f"jobmanager listens at {address}:{number}", flush=True)
@@ -493,9 +492,8 @@ def _uninterrupted() -> Iterator[None]:
     During the start of a process, Ctrl-C would leave a process that is not recorded yet, and that
     `aioflow cluster stop` could not find.
     """
-    if (
-        before := signal.getsignal(signal.SIGINT)
-    ) is not signal.default_int_handler:  # A program that ignores Ctrl-C still does.
+    if (before := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
+        # A program that ignores Ctrl-C still does.
         yield
         return
     came: list[int] = []

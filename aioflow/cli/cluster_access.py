@@ -229,7 +229,7 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 def _data(argv: list[str], command: str, environ: dict[str, str], base: Path) -> str | None:
-    """Returns the value of `--data` in `argv`, or that of its settings, or its default.
+    """Returns the value of `--data`: from `argv`, from the settings of the process, or the default.
 
     Returns None for a TaskManager without `--data`: its JobManager ends it.
     """
@@ -331,9 +331,8 @@ def _remedy(arguments: argparse.Namespace) -> str:
 
 def secret_of(path: Path) -> bytes:
     """Returns the secret in the file `path`. Raises NotAuthenticated if it cannot be read."""
-    if (
-        path == DATA / "secret" and not path.exists()
-    ):  # The user gave no path, and probably has not started a cluster here yet.
+    if path == DATA / "secret" and not path.exists():
+        # The user gave no path, and probably has not started a cluster here yet.
         here = f"no cluster was started in this directory: there is no {path}"
         raise NotAuthenticated(
             f"{here}. Start one with aioflow cluster start, or name the secret of another with "

@@ -68,9 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         fill_in(arguments, settings_here())
         code = int(arguments.carry_out(arguments))
-        print(
-            end="", flush=True
-        )  # Flushed here, so that the code below handles a reader that has gone.
+        # Flushed here, so that the code below handles a reader that has gone.
+        print(end="", flush=True)
         return code
     except UsageError as error:
         print(f"aioflow {arguments.command}: {error}", file=sys.stderr)
@@ -87,7 +86,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Na
     """Returns the arguments.
 
     argparse takes an optional positional argument before the options only. A command with
-    `after_options` takes its last one behind them, too.
+    `after_options` also takes its last positional argument after the options.
     """
     arguments, rest = parser.parse_known_args(argv)
     given = vars(arguments)
@@ -258,9 +257,8 @@ def _job_options(arguments: argparse.Namespace) -> dict[str, Any]:
         os.environ.pop(LOG_FORMAT_ENV, None)  # Workers inherit it.
     options = {**checkpoint_options(arguments), **monitor_options(arguments)}
     if "checkpoints" in options and "restart" not in options:
-        options["restart"] = once_running(
-            fatal=(ReaderGone,)
-        )  # As without `restart=`; but what was piped away ends it.
+        # Restarts as without `restart=`, but ends if the reader of a pipe has gone.
+        options["restart"] = once_running(fatal=(ReaderGone,))
     return options
 
 

@@ -185,8 +185,8 @@ def delay_by_weather(
     skies = (
         departures.filter(lambda flight: flight.delay is not None, name="not cancelled")
         .key_by(lambda flight: flight.origin)
-        # Observations are hourly and departures whole minutes: these bounds, both included, meet
-        # one observation.
+        # Observations are hourly, and departures are whole minutes. So exactly one observation lies
+        # within these bounds, both included.
         .interval_join(weather.key_by(lambda observation: observation.origin), "-59m", "0m")
         .process(
             lambda flight, observation, ctx: [(observation.sky, flight.delay)],

@@ -173,9 +173,8 @@ def _add_job(command: argparse.ArgumentParser) -> None:
 
 def remote_cluster(arguments: argparse.Namespace) -> RemoteCluster:
     """Returns the cluster that `--at` and `--secret-file` name."""
-    address = (
-        str(arguments.at) if arguments.at.data is None else Path(arguments.at.data)
-    )  # The lease in that directory also names the next leader.
+    # The lease in that directory also names the next leader.
+    address = str(arguments.at) if arguments.at.data is None else Path(arguments.at.data)
     return RemoteCluster(address, secret=secret_of(arguments.secret_file), tls=tls_files(arguments))
 
 

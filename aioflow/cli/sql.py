@@ -144,7 +144,7 @@ class Shell:
     def __init__(self, run: Callable[[Flow], int]) -> None:
         self._run = run
         self._defined: dict[str, str] = {}
-        """The texts of CREATE and SET, by what they define."""
+        """Name that a statement defines -> the text of that CREATE or SET."""
         self.tables: dict[str, list[tuple[str, str]]] = {}
         """The columns of each table and view, with their types."""
 

@@ -25,7 +25,7 @@ HEALTHY_S = 60.0
 """A process that ran for this long had started well."""
 
 REPLACEMENTS_MAX = 10
-"""Maximum number of replacements in a row of which none ran for `HEALTHY_S`."""
+"""Maximum number of successive replacements that end before `HEALTHY_S`."""
 
 WRONG_USAGE = 2
 """Exit code of a command that will never run with these arguments."""

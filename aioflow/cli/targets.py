@@ -24,8 +24,8 @@ __all__ = ["load_flow", "script_flow", "script_of"]
 
 
 def load_flow(target: str) -> Flow:
-    """Returns the flow that `target` names. Raises UsageError, which says what was found
-    instead.
+    """Returns the flow that `target` names. Raises UsageError, whose message names the object that
+    was found instead.
     """
     if target.endswith(".sql"):
         return script_flow(Path(target), None)
@@ -122,9 +122,8 @@ def _load(place: str) -> ModuleType:
         if place.endswith(".py"):
             return _load_file(Path(place))
         if os.getcwd() not in sys.path:
-            sys.path.insert(
-                0, os.getcwd()
-            )  # As with `python -m`, modules of the current directory can be imported.
+            # As with `python -m`, modules of the current directory can be imported.
+            sys.path.insert(0, os.getcwd())
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
@@ -147,9 +146,8 @@ def _load(place: str) -> ModuleType:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {str(path)!r} (looked in {os.getcwd()})")
-    sys.path.insert(
-        0, str(path.resolve().parent)
-    )  # As with `python PATH.py`, modules in the same directory can be imported.
+    # As with `python PATH.py`, modules in the same directory can be imported.
+    sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None, "a name that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)

@@ -499,7 +499,9 @@ async def _read_job(session: aiohttp.ClientSession, base: str, job_id: str) -> J
 
 
 async def ask(session: aiohttp.ClientSession, url: str) -> Any:
-    """Returns the JSON at `url`. Raises Broken, which says what was found instead."""
+    """Returns the JSON at `url`. Raises Broken, whose message describes the answer that came
+    instead.
+    """
     import aiohttp
 
     try:

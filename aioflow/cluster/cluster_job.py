@@ -256,7 +256,7 @@ class ClusterJob:
         self._publish()
 
     def _cancel_waiting(self, attempt: ExecutionAttemptId) -> None:
-        """Cancels a task that still waits for a slot, so it never ran."""
+        """Cancels a task that waits for a slot and therefore has never run."""
         self.update_task_state(attempt, ExecutionState.CANCELED, None)
         self.deployer.withdraw(attempt)
 
@@ -331,10 +331,10 @@ class ClusterJob:
         return answer.accepted, answer.rejected
 
     def not_opened(self, worker_id: str, error: bytes) -> None:
-        """Handles a TaskManager that could not load the code: no other can either.
+        """Handles a TaskManager that could not load the code of the job.
 
-        A replacement may: its error may be that of a file or a server, so the restart policy
-        decides.
+        Other TaskManagers would fail as well. But a later attempt may succeed, if a file or a
+        server was missing. So the restart policy decides.
         """
         failure = self._error(error) or Broken("a taskmanager could not open the job")
         note_once(failure, f"while {worker_id} opened the job")

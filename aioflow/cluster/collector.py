@@ -64,7 +64,9 @@ does not own keeps its thresholds.
 """
 
 FREEZE_FROM_NS = 5_000_000
-"""A full collection that is faster than this blocks no one, so its survivors are not frozen."""
+"""Duration of a full collection from which its survivors are frozen. A faster one does not disturb
+the loop.
+"""
 
 COMPLETE_FROM_NS = 100_000_000
 """Minimum walking time of the frozen part before it is walked again."""

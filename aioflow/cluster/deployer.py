@@ -158,7 +158,7 @@ class TaskDeployer:
         self._carry_out(self._scheduler.worker_lost(worker_id), loss)
 
     def rescaled(self) -> None:
-        """Notes that the user has given the job the parallelism that it has now."""
+        """Notes that the user has chosen the present parallelism of the job."""
         self._adaptive.choose()
         if not self._over:
             self._carry_out(self._scheduler.reserve(0))
@@ -182,7 +182,7 @@ class TaskDeployer:
                 self._carry_out(self._scheduler.reserve(self._adaptive.slots_wanted))
 
     def no_resources(self, available: int, existing: int) -> bool:
-        """Handles missing slots. Returns whether that is worth a warning.
+        """Handles missing slots. Returns whether to log a warning.
 
         A job whose tasks all wait begins with the slots that are there. If these are too few, it
         waits in line while the `existing` ones suffice, which include those of other jobs.
@@ -314,7 +314,9 @@ class TaskDeployer:
         _ = self._group.create_task(self._submit_all(located, slots), name="deploy tasks")
 
     async def _submit_all(self, batch: list[TaskDeploymentDescriptor], slots: Any) -> None:
-        """Submits tasks. One that is cancelled before counts as waiting, so it never runs."""
+        """Submits tasks. A task that is cancelled before its submission counts as waiting, and
+        never runs.
+        """
         here = self._tasks.here
         leaving = [one for one in batch if here is None or not one.vertex.stays_here]
         # In a thread: state and splits may be large.

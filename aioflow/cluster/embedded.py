@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["EmbeddedCluster"]
 
 TOKEN = 1
-"""Fencing token of the JobMaster: there is never another one."""
+"""Fencing token of the JobMaster. An embedded job has only one JobMaster."""
 
 CLOSE_TIMEOUT_S = RESOURCES_CLOSE_S + 5.0
 """How long workers may take to close shared resources after the job has finished."""

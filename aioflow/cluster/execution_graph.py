@@ -171,9 +171,9 @@ class ExecutionGraph:
     """Whether all tasks have ever run at the same time."""
     executions: dict[tuple[int, int], Execution] = field(default_factory=dict)
     locations: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Where each subtask runs, or will run.
+    """(vertex, subtask) -> the location where it runs or will run.
 
-    The code that places them keeps it; empty in one process.
+    The code that places subtasks fills it. Empty in one process.
     """
     _splits: Mapping[int, Sequence[Split]] = field(default_factory=dict)
     _restores: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)

@@ -57,9 +57,9 @@ class TapGateway(Protocol):
     ) -> Sequence[asyncio.Future[None]]:
         """Lets `tap` see the output of `place` in every subtask, now and after a restart.
 
-        With `on_missed`, records may be dropped while the way to `tap` is full. In this process the
-        tap is active at once. In another process it is active once that process's future is done.
-        The future of a lost process is done too.
+        With `on_missed`, records may be dropped while the way to `tap` is full. The tap is active
+        at once in this process. In another process it is active when the future of that process is
+        done, also if the process was lost.
         """
 
     def remove_tap(
@@ -127,7 +127,7 @@ class TaskExecutorGateway(TaskReader, Protocol):
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
         """Sends more splits to a running source, which ignores those that it has already.
 
-        Raises if they may not have arrived: then send them again.
+        Raises an error if the splits may not have arrived. The caller then sends them again.
         """
 
 
@@ -304,7 +304,7 @@ class RunningJob(Protocol):
 
     @property
     def location(self) -> str:
-        """Where other processes read the partitions of this one; empty if none does."""
+        """Address at which other processes read the partitions of this one; empty if none does."""
         return ""
 
     def own_metrics(self) -> Mapping[str, float]:

@@ -70,9 +70,9 @@ __all__ = ["CheckpointedTasks", "JobCheckpoints"]
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 30.0
-"""How long the store may take with what is under way when the job has ended.
+"""Time that the store gets to complete its pending work after the end of the job.
 
-A store that is only slow takes less.
+Even a slow store needs less.
 """
 
 
@@ -218,7 +218,7 @@ class JobCheckpoints:
     async def _others(self, found: CompletedCheckpoint) -> list[CompletedCheckpoint]:
         """Returns the other checkpoints that former runs left, newer or older than `found`.
 
-        They may share files with it, so those files must not be deleted before it.
+        They may share files with `found`. These files must not be deleted before `found` is.
         """
         finished = await self.store.finished()
         others = []
@@ -260,9 +260,8 @@ class JobCheckpoints:
         `discovered`: the splits of each source vertex, in the order of discovery.
         """
         coordinator = self._opened()
-        await (
-            self._nothing_beside()
-        )  # It must be known whether a checkpoint that is being stored counts.
+        # It must be known whether a checkpoint that is being stored counts.
+        await self._nothing_beside()
         await self.store.settle()
         latest = coordinator.latest
         # This job took savepoints after `latest`. The tasks that are deployed now drop the
@@ -279,7 +278,7 @@ class JobCheckpoints:
             allow_non_restored=self._settings.allow_non_restored,
             job_id=self._job_id,
         )
-        if self._told is not None:  # Only now is it known that it fits this flow.
+        if self._told is not None:  # Only now it is known that the checkpoint fits this flow.
             await self.store.begin_with(self._told, self._first_id - 1)
             self._told = None
         now_s = self._host.clock.monotonic()
@@ -456,9 +455,8 @@ class JobCheckpoints:
         """
         if self._stop_asked is None and not self._over:
             if directory is not None:
-                self.store.savepoint_url(
-                    directory
-                )  # Raises for an invalid URL before anything is stopped.
+                # Raises for an invalid URL before anything is stopped.
+                self.store.savepoint_url(directory)
             self._stop_asked = savepoint, directory
             self._ask_for_stop()
 

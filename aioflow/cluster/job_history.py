@@ -90,7 +90,7 @@ class FailureRecord:
     is_consequence: bool = False
     """Whether the task ended CANCELED without a request.
 
-    The failure that caused it replaces this one.
+    The failure of another task caused that, and replaces this entry.
     """
 
 
@@ -115,7 +115,9 @@ class JobHistory:
         return True
 
     def time_in(self, name: str, now_ms: int) -> tuple[int, int]:
-        """Returns (ms in this state since it was entered, total ms in this state)."""
+        """Returns two durations in ms: since the present state was entered, and in total in
+        `state`.
+        """
         here = max(now_ms - self._status_since_ms, 0) if name == self._status else 0
         return here, self._spent_ms.get(name, 0) + here
 

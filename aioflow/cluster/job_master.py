@@ -143,9 +143,8 @@ class JobMaster:
             if self._checkpoints is not None:
                 await self._checkpoints.open(recovered=self._recovered)
                 if self._checkpoints.is_stopping:
-                    self.stop(
-                        savepoint=False
-                    )  # The former leader took the savepoint: sinks commit, and the job ends.
+                    # The former leader took the savepoint: sinks commit, and the job ends.
+                    self.stop(savepoint=False)
             for vertex in self.executions.graph.vertices:
                 if vertex.head.source is not None:
                     what = f"in discover() of source {vertex.head.name!r}"
@@ -221,11 +220,11 @@ class JobMaster:
     async def rescale(
         self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None = None
     ) -> None:
-        """Goes on with `graph`, the same one at another parallelism. See `Rescaling.run`."""
+        """Goes on with `graph`, the job's graph at another parallelism. See `Rescaling.run`."""
         if self.stop_drains is not None:
             raise RescaleError(f"job {graph.name!r} is being stopped, it cannot be rescaled")
         self._rescaling.check()
-        # In a task of its own: a caller that goes away must not leave the tasks held.
+        # Runs in a task of its own, because the tasks must not stay held when the caller goes away.
         work = self._group.create_task(self._rescaling.outcome(graph, resources), name="rescale")
         await wait_all([work])
         error = self._rescaling.ended() if work.cancelled() else work.result()

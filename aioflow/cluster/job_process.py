@@ -42,10 +42,10 @@ REPORT_S = 0.5
 """Interval between two reports of the metrics of the job."""
 
 STUCK = 4
-"""Exit code of a process that ends because one of its functions does not end."""
+"""Exit code of a process that ends because a user function does not return."""
 
 STUCK_S = 5.0
-"""Time that the TaskManager gets to kill a process that asks for its end."""
+"""Time that the TaskManager has to kill a process that has asked to be killed."""
 
 
 class _SentLogs(LogTail):
@@ -149,7 +149,9 @@ class JobServer:
         network_bytes: int,
         configuration: dict[str, str],
     ) -> tuple[str, float, bytes]:
-        """Loads the job. Returns where it is, its timeout of cancellation, and its packed error."""
+        """Loads the job. Returns the location of the session, the cancellation timeout, and the
+        packed error of the code.
+        """
         assert self._pulse is not None, "the TaskManager knows this process"
         self._job_id, self._worker_id = job_id, worker_id
         self._pool = NetworkBufferPool(network_bytes)

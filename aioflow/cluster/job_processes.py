@@ -52,8 +52,8 @@ ANSWER_S = 1.0
 class JobProcess:
     """The session of a job in a process of its own, as its TaskManager sees it.
 
-    `requests` passes the requests of the JobMaster on, and returns awaitables of the answers.
-    Before a job is opened in it, the process is a spare one.
+    The functions in `requests` pass the requests of the JobMaster on. They return awaitables of the
+    answers. Before a job is opened in it, the process is a spare one.
     """
 
     def __init__(self, number: int) -> None:

@@ -83,7 +83,7 @@ Ask = Callable[..., Coroutine[Any, Any, Any]]
 """Calls the JobManager: method and arguments. Raises Broken if that is not possible."""
 
 ASK_S = 5.0
-"""Time limit of an answer. The consumer that asks then goes on without it."""
+"""Maximum time that a consumer waits for an answer. After that it goes on without one."""
 
 
 class _HomeSubtask(msgspec.Struct):

@@ -48,9 +48,8 @@ class PersistedJob:
     job_id: str
     name: str
     graph: bytes
-    config: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # Any: plain msgpack data that the submitter set.
+    # Any: plain msgpack data that the submitter set.
+    config: Mapping[str, Any] = field(default_factory=dict)
     status: JobStatus = JobStatus.CREATED
     submitted_ms: int = 0
     """Wall-clock ms."""

@@ -53,10 +53,12 @@ __all__ = ["JobManager", "JobManagerOptions", "check_bind"]
 logger = logging.getLogger(__name__)
 
 RECOVERY_S = 2.0
-"""How long a leader that follows another waits for TaskManagers before it hands out slots."""
+"""Time that a new leader waits for TaskManagers of its predecessor before it hands out slots."""
 
 LOOK_S = 1.0
-"""How often a request that waits for this process to lead checks whether another leads."""
+"""Interval at which a request that waits for this process to lead checks whether another process
+leads.
+"""
 
 ENDED_MAX = 20
 """Number of ended jobs that keep their details."""

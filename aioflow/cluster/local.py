@@ -64,8 +64,8 @@ class LocalCluster(RunningJob):
         async with self._group:
             try:
                 async with self.task_executor:
-                    # In a task of its own: slow split discovery must not delay the cancellation of
-                    # the job.
+                    # Runs in a task of its own, because slow split discovery must not delay the
+                    # cancellation of the job.
                     _ = self._group.create_task(
                         self.job_master.start(self.task_executor), name="start"
                     )

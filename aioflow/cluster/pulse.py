@@ -38,7 +38,7 @@ __all__ = ["HELD_S", "LOADING_S", "Pulse"]
 logger = logging.getLogger(__name__)
 
 HELD_S = 1.0
-"""A loop that has not run for this long is blocked by code that should not be there."""
+"""Time without a turn of the loop after which code of the user is said to block it."""
 
 LOADING_S = 5.0
 """Time after which the log shows the place of a slow import. Imports may take seconds."""
@@ -74,7 +74,8 @@ class Pulse:
         self._seen_at = host.clock.monotonic()
         """When the loop last ran.
 
-        The loop writes it and the thread reads it. For `heard_at` it is the other way round.
+        The loop writes it and the thread reads it. The thread writes `heard_at` and the loop reads
+        it.
         """
         self.heard_at = self._seen_at
         """When the peer last answered."""
@@ -109,7 +110,7 @@ class Pulse:
 
     @contextmanager
     def loading(self, what: str) -> Iterator[None]:
-        """Reports a loop that is blocked meanwhile as loading `what`, which may take long."""
+        """While entered, a blocked loop is reported as loading `what`, which may take long."""
         self._seen_at = self._host.clock.monotonic()
         self._loads = what
         try:

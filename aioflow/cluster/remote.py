@@ -156,7 +156,9 @@ class RemoteRun(RunningJob):
         """Done when the connection to the leader ends before the job does."""
         self._has_returned = False
         self._giving_up: asyncio.TimerHandle | None = None
-        """Set when the job is cancelled, so that the run does not wait for ever for its end."""
+        """Timer that is set when the job is cancelled. It limits how long the run waits for the end
+        of the job.
+        """
         self.job_master.on_cancel = self._on_cancel
         self._asking: dict[asyncio.Task[None], None] = {}
         self._submitted = False

@@ -54,7 +54,8 @@ TRIES = 10
 class Rescaling:
     """The rescaling of one job, at most one at a time.
 
-    `carry_out(instructions)` is that of the JobMaster, which calls `changed` after each of its own.
+    `carry_out(instructions)` is a method of the JobMaster. The JobMaster calls `changed` whenever
+    it carries out instructions.
     """
 
     def __init__(
@@ -90,9 +91,9 @@ class Rescaling:
     ) -> None:
         """Returns once every task of `graph` runs.
 
-        `resources` is entered before the job is held, and left after. Without it a job of that
-        parallelism stays as it is. Raises RescaleError or JobNotRunning if the job goes on as it
-        was, or has ended.
+        `resources` is entered before the job is held, and left after. Without `resources`, a job
+        that has this parallelism already stays as it is. Raises RescaleError or JobNotRunning if
+        the job goes on as it was, or has ended.
         """
         checkpoints = self.check()
         if resources is None and same_parallelism(graph, self._executions.graph):
@@ -201,9 +202,9 @@ class Rescaling:
 
 
 SETTLE_S = 10.0
-"""Time without a further slot after which a job is rescaled to the slots that are there.
+"""A job is rescaled when no further slot has arrived for this time.
 
-Workers that start together then cost one rescaling.
+So workers that start together cause one rescaling.
 """
 
 _STARTED = (ExecutionState.INITIALIZING, ExecutionState.RUNNING, ExecutionState.CANCELING)
@@ -223,7 +224,7 @@ def fitting(graph: JobGraph, slots: int) -> JobGraph | None:
 class AdaptiveParallelism:
     """The parallelism of one job whose slots may be too few.
 
-    `rescale(graph)` is that of the JobMaster. `slots()` returns how many slots the job has.
+    `rescale(graph)` is a method of the JobMaster. `slots()` returns how many slots the job has.
     `can_grow`: whether it has checkpoints.
     """
 
@@ -251,7 +252,7 @@ class AdaptiveParallelism:
 
     @property
     def slots_wanted(self) -> int:
-        """Number of slots that the job asks for beyond those of its tasks; 0 if it has all."""
+        """Number of slots that the wanted parallelism needs; 0 if the job runs at it."""
         return slots_needed(self._wanted) if self._wanted is not None and self._can_grow else 0
 
     def choose(self) -> None:

@@ -53,7 +53,7 @@ class _TaskManager:
     connection: RpcConnection
     registration: int
     isolated: bool = False
-    """Whether each job has a process of its own there."""
+    """Whether the TaskManager runs each job in a process of its own."""
     network_bytes: int = 0
     """Network memory of its processes together."""
     fenced_total: int = 0

@@ -281,7 +281,9 @@ class SlotManager:
         ]
 
     def opening(self, job_id: str) -> list[str]:
-        """Returns the workers with slots for a job of which the job has accepted none yet."""
+        """Returns the workers that have slots for a job, but of which the job has not accepted any
+        slot yet.
+        """
         unaccepted: dict[str, bool] = {}
         for worker in self._workers.values():
             for slot in worker.slots:
@@ -325,7 +327,7 @@ class SlotManager:
     ) -> list[Instruction]:
         """Removes a worker: it left, its connection ended, or it is silent.
 
-        The end of an older registration changes nothing.
+        A message about an older registration changes nothing.
         """
         worker = self._worker(token, worker_id, registration)
         if worker is None:
@@ -426,8 +428,8 @@ class SlotManager:
         """Sets the number of slots that a job wants in all; 0 removes the requirement.
 
         A call of an older JobMaster of the job is dropped like one of a stale leader. A job that
-        wants fewer slots loses none: only the job knows which ones to free. Those of a lost
-        JobMaster stay taken until their workers free them, so that the next one finds them.
+        wants fewer slots loses none: only the job knows which ones to free. Slots of a lost
+        JobMaster stay taken until their workers free them, so that the next JobMaster finds them.
         """
         if self._is_stale(token):
             return []

@@ -219,9 +219,8 @@ class RpcConnection:
             self._answering[task] = None
             task.add_done_callback(partial(self._answering.pop))
             if inspect.iscoroutine(result):
-                task.add_done_callback(
-                    lambda _: result.close()
-                )  # It may have been cancelled before it began.
+                # It may have been cancelled before it began.
+                task.add_done_callback(lambda _: result.close())
         else:
             self._reply(peer, call_id, method, result)
 

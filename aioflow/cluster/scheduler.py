@@ -70,9 +70,9 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class DeclareRequirement(msgspec.Struct, frozen=True):
-    """Tell the ResourceManager that the job wants `slots` in all, including those it has.
+    """Tell the ResourceManager how many slots the job wants.
 
-    0: none any more.
+    The number includes the slots that the job has.
     """
 
     job_id: str
@@ -268,9 +268,9 @@ class SlotScheduler:
         return self._after_change()
 
     def reserve(self, slots: int, leaving: frozenset[str] = frozenset()) -> list[Instruction]:
-        """Asks for `slots` in all, apart from those of workers in `leaving`. 0: none any more.
+        """Asks for `slots` in all, without those of workers in `leaving`.
 
-        `is_reserved` says whether they are there.
+        With 0 it asks for no slot. `is_reserved` says whether the job has them.
         """
         self._reserved, self._leaving = slots, leaving
         return self._after_change()
@@ -285,7 +285,7 @@ class SlotScheduler:
         return sum(slot.worker_id in self._leaving for slot in self._slots.values())
 
     def rescaled(self, graph: JobGraph) -> list[Instruction]:
-        """Makes the places those of the same graph at another parallelism.
+        """Replaces the places by those of the same graph at another parallelism.
 
         Its former subtasks have ended, or are being cancelled. Slots of workers that leave are
         freed. The others are spread again, and those in excess freed by the next request.

@@ -132,7 +132,8 @@ def load_job(content: bytes) -> ShippedJob:
     for value in hidden:
         hide(value)
     for module in modules:
-        # It defines functions that were sent by value, and perhaps the classes of their results.
+        # The module defines functions that were sent by value, and perhaps also the classes of
+        # their results.
         try:
             importlib.import_module(module)
         # Without the module only the classes that it defines are missing, if any.
@@ -223,7 +224,7 @@ def _own_types() -> list[_OwnType]:
 def _can_travel(registration: Registration) -> bool:
     """Whether a worker can get this type.
 
-    A type that cannot be pickled only fails once one of its values is sent.
+    A type that cannot be pickled causes an error only when one of its values is sent.
     """
     try:
         _dumps(registration, {})
@@ -369,9 +370,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         subscript = kept.get("__class_getitem__")
         of_generic = getattr(Generic.__class_getitem__, "__func__", None)  # None from 3.12 on.
         if isinstance(subscript, classmethod) and subscript.__func__ is of_generic:
-            del kept[
-                "__class_getitem__"
-            ]  # A generic NamedTuple has a copy of Generic's method, which cannot be pickled.
+            # A generic NamedTuple has a copy of Generic's method, which cannot be pickled.
+            del kept["__class_getitem__"]
         if own := annotations_of(cls):
             kept["__annotations__"] = self._meant(cls, own)
         return make, args, (kept, slots), *rest

@@ -319,7 +319,7 @@ class TaskSlotTable:
     def give_back(self, job_id: str, reason: str) -> list[Instruction]:
         """Frees the slots of a job that has no task here and will get none.
 
-        The JobMaster counts as lost, so that the next slot opens the job again.
+        After that the JobMaster counts as lost, so the next slot opens the job again.
         """
         if self.is_connected(job_id):
             self._job_masters[job_id].connected = False

@@ -121,7 +121,7 @@ def _make(
 
 
 def _post_init(instance: Any) -> None:
-    """Calls the class's own `__post_init__`, which is only set later.
+    """Calls the `__post_init__` of the class, which does not exist yet when the class is made.
 
     A Struct fixes the function that it calls when its class is made.
     """

@@ -173,7 +173,7 @@ class ClusterClient:
                 f"the jobmanager at {self._where} does not know this secret, or is none ({error})"
             ) from error
         except (TimeoutError, FileNotFoundError):
-            raise  # Their messages say what is wrong, and where.
+            raise  # The messages of these errors say what is wrong, and where.
         except OSError as error:
             raise NoJobManager(self._where, error) from error
         return self

@@ -97,7 +97,7 @@ class _Partitions:
         """Channels of consumers that were deployed before their producer."""
         self.data_plane: DataPlane | None = None
         self.location = ""
-        """Where other workers read these partitions; empty in a cluster of one."""
+        """Address at which other workers read these partitions; empty in a single process."""
 
     def register(self, partition_id: PartitionId, partition: ResultPartition) -> None:
         self._partitions[partition_id] = partition
@@ -269,7 +269,9 @@ class TaskExecutor:
 
     @property
     def location(self) -> str:
-        """Where other workers read the partitions of this one; empty in a cluster of one."""
+        """Address at which other workers read the partitions of this worker; empty in a single
+        process.
+        """
         return self._partitions.location
 
     def join(self, data_plane: DataPlane, location: str) -> None:
@@ -289,7 +291,7 @@ class TaskExecutor:
 
     @property
     def tasks(self) -> list[StreamTask]:
-        """Running tasks, and ended ones that are the last attempt of their subtask."""
+        """The tasks that run, and the ended tasks that are the last attempt of their subtask."""
         return [execution.task for execution in self._executions.values()]
 
     # TaskExecutorGateway.

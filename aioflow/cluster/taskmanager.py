@@ -65,9 +65,9 @@ logger = logging.getLogger(__name__)
 
 PEER = "jobmanager"
 REGISTER_S = 30.0
-"""A JobManager that takes longer to answer a registration is stopped or cut off.
+"""Maximum time for the answer to a registration.
 
-The TaskManager then looks for another one.
+A slower JobManager is stopped or cut off, so the TaskManager looks for another one.
 """
 
 REPORT_S = 0.5
@@ -102,9 +102,9 @@ class TaskManagerOptions:
     preloaded: tuple[str, ...] = ()
     """Modules that the process of a job imports before the job comes."""
     follows: bool = True
-    """Whether it goes on to the next JobManager after losing its own.
+    """Whether the TaskManager registers at the next JobManager when it has lost one.
 
-    If not, it looks for the first one for `FIND_S`, and ends with it.
+    If not, it waits up to `FIND_S` for the first JobManager, and ends when it loses it.
     """
     heartbeat: HeartbeatOptions = dataclasses.field(
         default_factory=lambda: HeartbeatOptions(own_pauses=OwnPauses.COUNTED)
@@ -117,7 +117,9 @@ class Session(Protocol):
     token: int
     location: str
     requests: dict[str, Callable[..., Any]]
-    """Answers by the names in `REQUESTS`; awaitables if the job has a process of its own."""
+    """Name in `REQUESTS` -> the function that answers it. The function returns an awaitable if the
+    job has a process of its own.
+    """
 
     @property
     def has_run(self) -> bool: ...
@@ -141,8 +143,8 @@ class TaskManager:
     ) -> None:
         """Makes a TaskManager. `own_id` is an unused id, given by the process that starts this one.
 
-        `end_process(why)` is as for a `JobSession`. `collector` is only for a process that runs
-        nothing else.
+        `end_process(why)` ends this process, as in `JobSession`. `collector` is only for a process
+        that runs nothing else.
         """
         self._collector = collector
         self._end_process = end_process
@@ -397,7 +399,7 @@ class TaskManager:
             raise
 
     async def _on_inspect(self, what: str, *args: Any) -> Any:
-        """Answers about this process, and those of its jobs, as `ProcessInspector.ask`."""
+        """Answers like `ProcessInspector.ask`, for this process and the processes of its jobs."""
         if self._processes is None:
             return await self.inspector.ask(what, *args)
         own = asyncio.get_running_loop().create_task(
@@ -453,9 +455,8 @@ class TaskManager:
                 case OfferSlots():
                     self._begin(self._offer(instruction), "offer slots")
                 case FailTasks(attempts, reason):
-                    why = (
-                        "it was told to end" if self._released else reason
-                    )  # After a release it disconnects itself, so no JobMaster is lost.
+                    # After a release it disconnects itself, so no JobMaster is lost.
+                    why = "it was told to end" if self._released else reason
                     logger.info("taskmanager %s ends %d tasks: %s", self.id[:8], len(attempts), why)
                     for attempt in attempts:
                         session = self._sessions.get(attempt.job_id)

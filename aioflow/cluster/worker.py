@@ -130,9 +130,8 @@ async def _main(arguments: Sequence[str]) -> int:
         return UNREACHABLE
     finally:
         if os.getppid() != parent:
-            os._exit(
-                LOST_PROGRAM
-            )  # The parent is gone, and cannot end a process that a thread of user code keeps.
+            # The parent is gone, and cannot end a process that a thread of user code keeps.
+            os._exit(LOST_PROGRAM)
         over.set()
         if watching is not None:
             await watching

@@ -314,8 +314,8 @@ KEYS_MAX = 1_000_000
 
 
 class RunningColumns:
-    """The running aggregate of one operator. It holds changes that its state table does not contain
-    yet.
+    """The running aggregate of one operator. The changes are not in the state table until they are
+    written.
 
     `table_of` returns the table for writing given keys, and `peek` returns the table for reading.
     `is_one_spelling` checks that equal keys have the same type. The memory is emptied when it has

@@ -208,8 +208,8 @@ class _Found(CodedColumn):
 
 
 class _Texts:
-    """All different texts of one column that were read so far. Later pages share them instead of
-    making new Python texts.
+    """All different texts that were read so far from one column. Later pages use these Python texts
+    instead of new ones.
     """
 
     def __init__(self) -> None:

@@ -140,7 +140,7 @@ def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
 
 
 def concat(columns: Sequence[Column]) -> Column:
-    """Returns the values of several columns, at least one, one after the other.
+    """Returns one column with the values of one or more columns, in order.
 
     Columns without a common form become a column of objects.
     """

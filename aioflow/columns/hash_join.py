@@ -99,7 +99,7 @@ class Held:
 
 
 def together(parts: Sequence[Held]) -> Held:
-    """Returns the concatenation of `parts`, of which there must be at least one."""
+    """Returns the concatenation of one or more `parts`."""
     if len(parts) == 1:
         return parts[0]
     codes = np.concatenate([part.codes for part in parts])
@@ -207,8 +207,8 @@ class Pairing:
         return int(self._stops[-1]) if len(self._stops) else 0
 
     def part(self, begin: int, stop: int) -> ColumnBatch:
-        """Returns the pairs with the numbers from `begin` up to `stop` (exclusive), of which there
-        must be at least one.
+        """Returns the pairs with the numbers from `begin` up to `stop` (exclusive). The range must
+        not be empty.
         """
         first, last = (
             self._stops.searchsorted(begin, "right"),
@@ -343,8 +343,7 @@ _BY_TOP = {entry >> 24: index for index, entry in enumerate(_TABLE)}
 
 
 PENDING_MAX = 32_768
-"""Number of pending records from which on they are settled, so that a checkpoint finds little to
-write.
+"""Pending records are settled when there are this many, so that a checkpoint has little to write.
 """
 
 KEYS_MIN = 100_000
@@ -437,7 +436,8 @@ class JoinSides:
             self._groups = self._groups[:0]
         codes = self._encoder.encode_plain(keys)
         known = len(self._groups)
-        if known < len(self._encoder):  # Computed now, so that a snapshot need not wait for it.
+        if known < len(self._encoder):
+            # Computed here, so that a snapshot need not wait for the result.
             new = key_groups(self._encoder.entries[known:], self._max_parallelism)
             self._groups = np.concatenate([self._groups, np.array(new, np.int64)])
         return codes
@@ -595,17 +595,16 @@ class JoinSides:
                         if rest <= 0:
                             yield
                             rest = ROWS_MAX
-        order = np.concatenate(arrivals).argsort(
-            kind="stable"
-        )  # A tenth of the time that a list takes.
+        # A tenth of the time that a list takes.
+        order = np.concatenate(arrivals).argsort(kind="stable")
         return map(found.__getitem__, order.tolist())
 
     def forget(self, below: int) -> None:
         """Drops the slices that start before `below`, because no window needs them any more."""
         starts = self.starts
         if starts and starts[0] < below and not self._keys_counted:
-            # A window has fired: the number of the keys that it read, and of those that came since,
-            # is about the number of live keys.
+            # A window has fired. The keys that it read and the keys that came since are about the
+            # live keys.
             self._keys_max, self._keys_counted = max(KEYS_MIN, 2 * len(self._encoder)), True
         while starts and starts[0] < below:
             start = starts.pop(0)

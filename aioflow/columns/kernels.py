@@ -152,7 +152,7 @@ class Groups:
     def counted(self, before: np.ndarray) -> np.ndarray:
         """Returns for each record how many records its group has so far, including this one.
 
-        The counting begins at the group's number in `before`.
+        The count of a group continues from its number in `before`.
         """
         counts = np.repeat(before + 1 - self._first, self.lengths)
         counts += np.arange(len(counts))
@@ -162,7 +162,7 @@ class Groups:
         """Returns for each record the sum of its group so far, including this one. `values` are
         ints.
 
-        The sum begins at the group's number in `before`.
+        The sum of a group continues from its number in `before`.
         """
         ordered = values[self._order]
         sums = np.cumsum(ordered)
@@ -206,7 +206,7 @@ class Leaf:
 
     def __init__(self, kind: LeafKind) -> None:
         self.kind = kind
-        self.values: np.ndarray | None = None  # Its dtype is that of the first values.
+        self.values: np.ndarray | None = None  # The array gets the dtype of the first values.
         self.counts = np.zeros(0, np.int64)
         self.bound = 0
         """Upper bound of the totals of ints."""
@@ -381,7 +381,7 @@ class Leaf:
     def merge(self, other: Leaf) -> None:
         """Adds the accumulators of a later slice for the same codes.
 
-        The result equals that of merging the accumulators of rows one by one.
+        The result is the same as if the accumulators of rows were merged one by one.
         """
         if other.values is not None:
             if self.values is None:

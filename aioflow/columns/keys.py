@@ -162,9 +162,8 @@ class KeyEncoder:
         return known[keys.codes.astype(np.int64)]
 
     def _of_ints(self, values: np.ndarray) -> np.ndarray:
-        if (
-            values[0] == values[-1] and (values == values[0]).all()
-        ):  # For example the results of one window, keyed by its end.
+        if values[0] == values[-1] and (values == values[0]).all():
+            # For example the results of one window, keyed by its end.
             return np.full(len(values), self._of_list([int(values[0])])[0])
         at = values - self._low
         # As unsigned numbers, ints below the table are beyond its end.
@@ -205,12 +204,10 @@ def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
     """
     if len(which) < 2:
         return which
-    first = np.empty(
-        size, np.int64
-    )  # Places without a code are neither written nor read: the length costs nothing.
-    first[codes[::-1]] = np.arange(
-        len(codes) - 1, -1, -1
-    )  # Of equal codes the last write stays: the first record.
+    # Places without a code are neither written nor read: the length costs nothing.
+    first = np.empty(size, np.int64)
+    # Of equal codes the last write stays: the first record.
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
     return which[first[which].argsort()]  # type: ignore[no-any-return]
 
 
@@ -247,7 +244,7 @@ class CompositeKeys:
             codes = self._pairs[0].encode(NumberColumn(codes))
         known = len(self._entries)
         if known < len(self._pairs[-1]):
-            # Codes are given in a row, so the new ones are those from `known` on.
+            # Codes are consecutive, so the new codes begin at `known`.
             at = np.unique(codes, return_index=True)[1][-(len(self._pairs[-1]) - known) :]
             self._entries.extend(zip(*(c.take(at).to_list() for c in columns), strict=True))
         return codes
@@ -290,9 +287,8 @@ class KeyRouter:
         self._fields = fields
         self._consumers = consumers
         self._max_parallelism = max_parallelism
-        self._dtype = (
-            np.int8 if consumers < 1 << 7 else np.int32
-        )  # Compared for each record and consumer.
+        # Compared for each record and consumer.
+        self._dtype = np.int8 if consumers < 1 << 7 else np.int32
         self._begin()
 
     def _begin(self) -> None:
@@ -301,7 +297,8 @@ class KeyRouter:
         self._encoder = KeyEncoder()
         self._subtasks = np.empty(0, self._dtype)
         self._of_entries: tuple[list[Any] | None, np.ndarray] = (None, self._subtasks)
-        """A list of entries, usually that of the batch before, and the subtask of each entry."""
+        """A list of entries, usually the list of the previous batch, and the subtask of each entry.
+        """
         self._cache = SubtaskCache(self._consumers, self._max_parallelism)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
@@ -342,9 +339,8 @@ class KeyRouter:
                     ),
                     None,
                 )
-                own_keys: Any = (
-                    keys.take(chosen) if own is None else own
-                )  # A field of the values is sent once.
+                # A field of the values is sent once.
+                own_keys: Any = keys.take(chosen) if own is None else own
                 parts.append(
                     (
                         consumer,
@@ -373,9 +369,8 @@ class KeyRouter:
         try:
             if isinstance(keys, CodedColumn):
                 if len(keys.entries) > len(keys):
-                    codes = self._encoder.encode(
-                        keys
-                    )  # It looks up only the entries that this piece of a large batch uses.
+                    # It looks up only the entries that this piece of a large batch uses.
+                    codes = self._encoder.encode(keys)
                     return self._known().take(codes)
                 entries, known = self._of_entries
                 if entries is not keys.entries or len(known) < len(keys.entries):

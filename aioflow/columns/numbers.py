@@ -59,7 +59,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 class Number:
     """An operand of an operation: an array of numbers, or one number for all rows.
 
-    `kind` is that of the numpy type: b (bool), i (int) or f (float).
+    `kind` is the kind of its numpy type: b (bool), i (int) or f (float).
     """
 
     values: Any

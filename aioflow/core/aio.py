@@ -42,7 +42,8 @@ THREADSAFE = (
     "from another thread use asyncio.run_coroutine_threadsafe({}, loop).result(); in a test, give "
     "the fixture and the test one loop, as with the same loop_scope= of pytest-asyncio"
 )
-"""The remedy for a call from another loop than that of the job; `{}` is the call."""
+"""The remedy for a call that was made on another loop than the loop of the job. `{}` is the call.
+"""
 
 CANCEL_GRACE_S = 1.0
 """Maximum time that `close_within` waits for a cancelled coroutine before it abandons it."""
@@ -229,7 +230,7 @@ class OrderedTaskGroup:
             if cancelled is not None:
                 raise cancelled
         finally:
-            # Raised errors refer to frames that refer to this group, so break the cycle.
+            # Raised errors refer to frames, and the frames to this group. This breaks the cycle.
             self._errors = []
             self._bare_error = None
             self._owner = None

@@ -83,7 +83,7 @@ def _is_same(raised: BaseException, error: BaseException, place: TracebackType |
 
 
 def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
-    """Makes a function that returns a generator one that returns a context manager."""
+    """Converts a function that returns a generator to a function that returns a context manager."""
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
@@ -95,7 +95,9 @@ def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractCo
 def asynccontextmanager(
     function: Callable[P, AsyncIterator[T]],
 ) -> Callable[P, AbstractAsyncContextManager[T]]:
-    """Makes a function that returns an async generator one that returns a context manager."""
+    """Converts a function that returns an async generator to a function that returns an async
+    context manager.
+    """
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:

@@ -195,9 +195,9 @@ def one_record(value: Any, timestamp: int | None, watermark: int) -> RecordBatch
 
 
 class Watermark(msgspec.Struct, frozen=True):
-    """The event that no record with a timestamp <= `timestamp` follows on this channel.
+    """The event that says: no record with a timestamp <= `timestamp` follows on this channel.
 
-    It carries the watermark on channels that have no record to carry it.
+    It is sent when no record is there to carry the watermark.
     """
 
     timestamp: int
@@ -244,9 +244,10 @@ class CheckpointBarrier(msgspec.Struct, frozen=True):
 
 
 class CheckpointAnnouncement(msgspec.Struct, frozen=True):
-    """The event that the barrier of checkpoint `checkpoint_id` is on its way. It overtakes records.
+    """The event that says: the barrier of checkpoint `checkpoint_id` is on its way.
 
-    An operator that waits for calls takes its input over into its state, so that the barrier comes.
+    It overtakes records. An operator that waits for calls then takes its input into its state, so
+    that the barrier can arrive.
     """
 
     checkpoint_id: int

@@ -278,7 +278,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     machine: str
     """Identifies one boot of one machine; "" if unknown."""
     started: str
-    """Distinguishes this process from others with the same `pid` on that machine."""
+    """Distinguishes the process from others that had or will have the same `pid` on the machine."""
 
     def spell(self) -> str:
         """Returns the identity as a part of a file name, without an underscore and the host."""

@@ -341,9 +341,8 @@ def _encode_decimal(key: Decimal) -> bytes:
             )
         return _encode_int(int(Decimal((sign, tuple(map(int, shortest)), exponent))))
     nearest = float(key)
-    if (
-        Decimal(nearest) == key
-    ):  # The conversion is exact, so this Decimal equals a float and must be the same key.
+    if Decimal(nearest) == key:
+        # The conversion is exact, so this Decimal equals a float and must be the same key.
         return b"f" + struct.pack(">d", nearest)
     return f"q{'-' if sign else ''}{shortest}e{exponent}".encode()
 
@@ -401,9 +400,8 @@ def _encode_dataclass(key: Any) -> bytes:
     if not kind.__dataclass_params__.frozen:
         raise _refused(key, "it is mutable; declare it with @dataclass(frozen=True)")
     code = getattr(equality, "__code__", None)
-    if code is None or not code.co_qualname.startswith(
-        "__create_fn__."
-    ):  # Where `dataclasses` generates its methods.
+    if code is None or not code.co_qualname.startswith("__create_fn__."):
+        # Where `dataclasses` generates its methods.
         raise _refused(
             key,
             "it has an __eq__ of its own, which no other process can know; key by a tuple of its "

@@ -76,7 +76,7 @@ class Gauge:
 
 
 class Gauges:
-    """Several values that are read together, so that common work is done once."""
+    """Several gauges that one function reads together, so that their common work is done once."""
 
     __slots__ = ("_failed", "_read", "_shown", "names")
 

@@ -2,8 +2,8 @@
 
 A task sets one `Scope` when it starts; the coroutines and tasks that it starts inherit it. The
 chain sets the operator whose user code runs next. A reader gets the key from that operator's state,
-so the scope costs nothing per record. The ids that several layers pass on are here too: those of an
-attempt, and of a tap's place.
+so the scope costs nothing per record. Two ids that several layers pass on are here too: the id of
+an attempt, and the place of a tap.
 """
 
 from __future__ import annotations

@@ -132,9 +132,8 @@ class Injected:
     resource: Resource
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(
-            "__"
-        ):  # Protocol probes (copy, pickle, inspect) must see an ordinary object.
+        if name.startswith("__"):
+            # Protocol probes (copy, pickle, inspect) must see an ordinary object.
             raise AttributeError(name)
         raise TypeError(
             f"resource {self.resource.name!r} is injected by the engine; calling by hand, pass "

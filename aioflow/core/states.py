@@ -166,7 +166,7 @@ class StateTtl:
         return StateTtl(ttl)
 
     def ms(self, name: str) -> int:
-        """Returns the time in ms; `name` is that of the state, for errors."""
+        """Returns the time in ms. `name` is the name of the state, for errors."""
         return to_ms(self.time, f"ttl of state {name!r}")
 
 

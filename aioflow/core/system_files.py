@@ -125,8 +125,8 @@ def put_file(path: str, mode: str, data: bytes, sync: bool) -> None:
 
 def append_durably(path: str, data: bytes) -> None:
     """Appends `data` to a file, and returns when it is on disk. Needs a system with O_DSYNC."""
-    # With O_DSYNC the write is the sync. `open` and `fsync` make five more calls of the system, and
-    # after each of them this thread waits for the GIL while the event loop is busy.
+    # With O_DSYNC the write itself syncs. `open` and `fsync` would make five more system calls.
+    # After each of them this thread waits for the GIL, if the event loop is busy.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_DSYNC
     descriptor = os.open(path, flags, 0o666)
     try:
@@ -148,8 +148,8 @@ def fsync_path(path: str) -> None:
 
 def rename_new(source: str, target: str) -> bool:
     """Moves a file to a free name. Returns False if the name is in use."""
-    # A link is the one portable call that makes a name only if nothing has it. A crash before the
-    # old name is gone leaves two names of one whole file: then this is called again.
+    # Only `link` creates a name portably and fails if the name exists. A crash before the old name
+    # is removed leaves two names of one whole file. The caller then calls this again.
     try:
         os.link(source, target, follow_symlinks=False)
     except FileExistsError:

@@ -174,8 +174,8 @@ class SystemHost:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle)
 
-        # Joining blocks, so it gets a thread too; it is a daemon because what it waits for may
-        # never end.
+        # Joining blocks, so it runs in a thread as well. That is a daemon, because the joined
+        # thread may never end.
         joiner = threading.Thread(target=join, name="aioflow-close", daemon=True)
         joiner.start()
         try:
@@ -283,13 +283,12 @@ class _SystemListener:
             server.close()
             return
         # A connection that asyncio has accepted gets its transport a turn later, and if the server
-        # was closed meanwhile it is dropped with its socket open (python/cpython#109564). So
-        # nothing more is accepted from now on, and what was accepted goes first.
+        # was closed meanwhile it is dropped with its socket open (python/cpython#109564). So this
+        # stops accepting first, and lets accepted connections get their transports.
         for listening in server.sockets:
             loop.remove_reader(listening)
-            with suppress(
-                OSError
-            ):  # Not every system ends a listener so; there it ends a turn later.
+            with suppress(OSError):
+                # Not every system ends a listener so; there it ends a turn later.
                 listening.shutdown(socket.SHUT_RDWR)
         loop.call_soon(server.close)
 
@@ -364,8 +363,8 @@ class SystemProcesses:
         return read
 
     def thread_frames(self, thread: int) -> list[Frame]:
-        # Walking frames in Python is not safe. The other thread may run meanwhile, and its frames
-        # end. Python 3.11 then gave objects that were no frames.
+        # Walking frames in Python is not safe. The other thread may run meanwhile and end its
+        # frames. Python 3.11 then returned objects that were no frames.
         import tempfile  # Loads 14 modules, and only a blocked loop needs it.
 
         with tempfile.TemporaryFile() as file:
@@ -376,7 +375,8 @@ class SystemProcesses:
         return [(file, int(line), name) for file, line, name in FRAME.findall(block)]
 
     def has_ended(self, process: ProcessIdentity) -> bool:
-        # Another boot, another machine or another container: its numbers mean nothing here.
+        # The process belongs to another boot, machine or container, where its numbers have another
+        # meaning.
         if not process.machine or process.machine != _machine():
             return False
         return _start_time(process.pid) != process.started
@@ -395,9 +395,8 @@ class SystemProcesses:
             environment[MAIN_THREAD_ENV] = str(os.getpid())
         if secret is None:
             return _SystemProcess(await asyncio.create_subprocess_exec(*argv, env=environment))
-        if (
-            len(secret) > 4096
-        ):  # The minimum size of a pipe: writing never blocks, even before the child reads.
+        if len(secret) > 4096:
+            # The minimum size of a pipe: writing never blocks, even before the child reads.
             raise ValueError(f"secret for {argv[0]} has {len(secret)} bytes, expected at most 4096")
         read_end, write_end = os.pipe()
         try:

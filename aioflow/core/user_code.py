@@ -139,15 +139,15 @@ def close_user_code(task: asyncio.Task[Any]) -> None:
     """Closes the coroutine of user code in which the cancelled `task` still waits, and wakes
     `task`.
 
-    The closed coroutine is the outermost one on the stack that is not of the engine. So those of
-    the engine unwind as usual. Python raises GeneratorExit where it waits, as in every dropped
-    coroutine.
+    Closes the outermost coroutine on the stack that does not belong to the engine. So the
+    coroutines of the engine unwind as usual. Python raises GeneratorExit at the point where the
+    closed one waits, as in every dropped coroutine.
     """
     current: Any = task.get_coro()
     while inspect.iscoroutine(current) and current.cr_code.co_filename.startswith(ENGINE):
         current = current.cr_await
-    # In place of `close`: that of an async generator's step does not reach the generator before
-    # Python 3.13.
+    # Used in place of `close`. Before Python 3.13, `close` of a step of an async generator does not
+    # reach the generator.
     if hasattr(current, "throw"):
         try:
             current.throw(GeneratorExit())
@@ -182,7 +182,7 @@ class _Whole:
 def fold_traceback(error: BaseException) -> BaseException:
     """Removes the frames of the engine from `error`, which is about to be raised to the user.
 
-    Those of its causes are removed if it is a RestoreError.
+    For a RestoreError, also removes such frames from its causes.
     """
     if not isinstance(error, RestoreError):
         return _fold(error, if_none_is_left=False)

@@ -400,9 +400,8 @@ class Binary(Expr[T]):
         # themselves.
         left_strength = strength + 1 if strength in (1, _POWER_PRECEDENCE) else strength
         right_strength = strength if operator == "**" else strength + 1
-        plain = isinstance(left, Literal) is not isinstance(
-            right, Literal
-        )  # Otherwise no side would be an expression.
+        # Otherwise no side would be an expression.
+        plain = isinstance(left, Literal) is not isinstance(right, Literal)
         # A constant that stands left of a comparison would come back mirrored: 1 < col.x is
         # col.x > 1. And text % x is Python's own formatting.
         left_plain = plain and operator not in COMPARISONS and operator != "%"

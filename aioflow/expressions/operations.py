@@ -29,8 +29,8 @@ class Operation:
     name: str
     function: Callable[..., Any]
     source: str | None = None
-    """Python source of the same computation, with `{0}` and `{1}` for the operands, and `{f}` for
-    the function, to be called in rare cases.
+    """Python source of the same computation. `{0}` and `{1}` stand for the operands, and `{f}` for
+    the function that handles rare cases.
     """
     arrays: Callable[..., Any] | None = None
     """The same computation on a `columns.numbers.Number` for each operand. Its result is a column,
@@ -60,7 +60,7 @@ class Apply(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Composite(Expr[T]):
-    """A tuple of the values of `_parts`, each of which may be None."""
+    """A tuple of the values of several expressions (`_parts`). Each value may be None."""
 
     _parts: tuple[Expr[Any], ...]
 

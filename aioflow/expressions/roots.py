@@ -29,9 +29,8 @@ class _Columns(Part):
 
     def __getattr__(self, name: str) -> Expr[Any]:
         if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(
-                name
-            )  # Copying and introspection ask for these; col("__name__") still reads such a field.
+            # Copying and introspection ask for these; col("__name__") still reads such a field.
+            raise AttributeError(name)
         return Column(name)
 
     def __repr__(self) -> str:

@@ -194,7 +194,7 @@ class Emitter:
                     operand_after = operand_after | {operand._name: (variable, False)}
             sources.append(source)
             if after is None and guards:
-                # The first guard is always evaluated; what comes behind it may not be.
+                # Only the first guard is evaluated in any case.
                 after = operand_after
         return sources, guards, inner, bound if after is None else after
 

@@ -89,7 +89,6 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple):
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, float):
-        return repr(a) == repr(
-            b
-        )  # Distinguishes 0.0 from -0.0, and treats NaN as the same literal as NaN.
+        # Distinguishes 0.0 from -0.0, and treats NaN as the same literal as NaN.
+        return repr(a) == repr(b)
     return bool(a == b)

@@ -224,9 +224,8 @@ def truncate(time: Any, every_ms: int) -> Any:
     step = timedelta(milliseconds=rest, microseconds=time.microsecond % 1000)
     if time.tzinfo is None:
         return time - step
-    return (time.astimezone(UTC) - step).astimezone(
-        time.tzinfo
-    )  # Subtracting in a zone with summer time would shift it.
+    # Subtracting in a zone with summer time would shift it.
+    return (time.astimezone(UTC) - step).astimezone(time.tzinfo)
 
 
 DATE_PARTS: dict[str, Callable[[Any], Any]] = {

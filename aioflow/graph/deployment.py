@@ -107,7 +107,7 @@ class ResultPartitionDescriptor(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDeploymentDescriptor:
-    """The description of one attempt of one subtask, which is all that is needed to run it."""
+    """All that is needed to run one attempt of one subtask."""
 
     job_name: str
     attempt: ExecutionAttemptId

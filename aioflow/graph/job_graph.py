@@ -84,7 +84,8 @@ class JobVertex:
     waits: bool = False
     """Whether its source begins only when the first input of an operator downstream is read."""
     shares_name: bool = False
-    """Whether an earlier vertex has the same name: its metrics then include its id."""
+    """Whether an earlier vertex has the same name. If so, the names of its metrics include its id.
+    """
     awaits: bool = False
     """Whether an operator waits for calls, and keeps its input in its state meanwhile."""
 
@@ -193,8 +194,8 @@ def build_job_graph(
 ) -> JobGraph:
     """Chains operators, validates the flow, and numbers the exchanges.
 
-    The operators in `apart` stay in the program's process and are not chained with others. `whole`
-    are the places whose records are observed by taps, so that they keep all fields.
+    The operators in `apart` stay in the program's process and are not chained with others. Taps
+    observe the records at the places in `whole`, so these records keep all fields.
     """
     _validate(graph)
     uids = graph.uids()
@@ -307,7 +308,7 @@ def parallelism_max(vertex: JobVertex) -> int:
 
 
 def parallelism_of_flow(graph: JobGraph) -> int:
-    """Returns the parallelism of the operators that have none of their own."""
+    """Returns the parallelism of the operators for which the user has chosen none."""
     counts = [v.parallelism for v in graph.vertices if _is_of_flow(v)]
     return max(counts, default=1)
 
@@ -325,7 +326,8 @@ def check_workers(name: str, workers: object) -> None:
 def rescaled(
     graph: JobGraph, parallelism: int | None, of_operators: Mapping[str, int] | None = None
 ) -> JobGraph:
-    """Returns `graph` with `parallelism` where the flow's own applied, and that of single tasks.
+    """Returns `graph` with `parallelism` in place of the parallelism of the flow, and with other
+    values for single tasks.
 
     Operators that the flow gives a parallelism of their own keep it. `of_operators` names tasks by
     the uid of any operator in them. Raises GraphError, also for an unknown uid.

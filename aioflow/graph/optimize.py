@@ -69,7 +69,7 @@ def with_projection(
     """Returns `partitioning`, extended by the parts of a record that its consumer `node` reads, so
     that only these are sent.
 
-    It is returned unchanged if the consumer's output may contain other parts of the record.
+    Returns `partitioning` unchanged if the consumer may emit other parts of the record.
     """
     if partitioning.strategy is not ShipStrategy.HASH:
         return partitioning
@@ -182,7 +182,7 @@ def with_columns(
 
 
 def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
-    """Returns a source node that leaves out unread columns, if its source can do that."""
+    """Returns the source node, without unread columns if its source can leave them out."""
     assert node.source is not None
     read = _read_behind(graph, node, whole)
     if not read or not all(isinstance(name, str) for name in read):
@@ -199,9 +199,8 @@ def fields_seen(
     graph was built. Late elements of a window come from the input of its aggregate.
     """
     for node_id in sorted(graph.upstream_of([place if isinstance(place, int) else place[0]])):
-        node = with_columns(
-            graph, graph.nodes[node_id], whole=(*whole, node_id)
-        )  # With all of its fields.
+        # With all of its fields.
+        node = with_columns(graph, graph.nodes[node_id], whole=(*whole, node_id))
         columnar = node.source is not None and node.source.columnar
         read = _read_behind(graph, node, whole) if columnar else None
         if read is None or _read_behind(graph, node, (*whole, place)) is not None:

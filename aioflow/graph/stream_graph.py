@@ -136,11 +136,11 @@ class StreamNode:
     watermarks: WatermarkStrategy[Any] | None = None
     """The strategy of a source node, applied to each split separately."""
     read_first: int | None = None
-    """Input that is read to its end, or until it is idle, before the sources of the others begin.
-    None: all inputs are read alike.
+    """Input that is read first: the sources of all other inputs begin when it has ended or is idle.
+    None: no input is read first.
     """
     parallelism: int | None = None
-    """Number of subtasks. None: that of the flow."""
+    """Number of subtasks. None: the parallelism of the flow."""
     parallelism_max: int | None = None
     """Upper bound set by the operator itself: 1 if it cannot be split."""
     keyed: bool = False
@@ -210,7 +210,7 @@ class StreamGraph:
     def restricted_to(self, node_ids: set[int]) -> StreamGraph:
         """Returns the subgraph of these nodes, with their ids.
 
-        Uids are fixed first, so that state is found under the same names.
+        The nodes keep their uids, so that state is found under the same names.
         """
         uids = self.uids()
         return StreamGraph(

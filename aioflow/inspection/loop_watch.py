@@ -174,10 +174,10 @@ class LoopWatch:
     def note(self, operator: ScopeOperator | None, seconds: float) -> Hold | None:
         """Notes that an action occupied the loop for `seconds`, as its task has measured.
 
-        `operator` is the one that the task holds responsible; None leaves that to the samples.
-        Returns None if the thread had no processor for most of the time. Also returns None if it
-        had one, but neither computed nor was seen in user code, or if the engine was importing a
-        library.
+        `operator` is the operator that the task holds responsible. With None, the samples of the
+        stack decide. Returns None if the thread had no processor for most of the time. Also returns
+        None if it had one, but neither computed nor was seen in user code, or if the engine was
+        importing a library.
         """
         since = self._times().minus(self._began)
         self._reported_s += seconds
@@ -297,7 +297,7 @@ class LoopWatch:
             spell_stack(hold.stack),
         )
 
-    # In a thread of its own.
+    # Runs in a thread of its own.
 
     def _look(self) -> None:
         while not self._stop.wait(BEAT_S) and not self._loop.is_closed():

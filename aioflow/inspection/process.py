@@ -151,8 +151,8 @@ class LogTail(logging.Handler):
         )
 
     def add(self, record: dict[str, Any]) -> None:
-        """Keeps a record under the next number. The record is of this process, or of one that
-        belongs to it.
+        """Keeps a record under the next number. The record comes from this process, or from a
+        process that it has started.
         """
         self._records.append({"number": self._next, **record})
         self._next += 1
@@ -420,7 +420,9 @@ class FlameSampler:
         self._stop: threading.Event | None = None
 
     async def samples(self, seconds: float) -> Samples:
-        """Returns the samples of the next `seconds`, or those of a sampling that has just ended."""
+        """Samples for `seconds` and returns the samples. If a sampling has just ended, returns its
+        samples instead.
+        """
         now = self._host.clock.monotonic()
         if self._latest is not None and now - self._latest_at < KEPT_S:
             return self._latest

@@ -41,7 +41,8 @@ _LITERALS = (
     "sig",
     "key",
 )
-"""Texts of which each match of `_WORD` contains one. A fast search for them rules out most texts.
+"""Each match of `_WORD` contains one of these texts. A fast search for them rules out most
+messages.
 """
 
 _QUOTED = (

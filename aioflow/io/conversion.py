@@ -102,7 +102,8 @@ def model_maker(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns `validate`, a method of a model, with its errors as msgspec's: one line, with the
     place of each.
     """
-    from pydantic import ValidationError  # A model is there, so it was imported.
+    # Pydantic is imported already, because the program uses one of its models.
+    from pydantic import ValidationError
 
     def make(value: Any) -> Any:
         try:
@@ -118,7 +119,7 @@ def model_maker(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def renaming_maker(type_: Any, strict: bool = True) -> Callable[[Any], Any] | None:
-    """Returns a function that makes a value of `type_` from what JSON holds.
+    """Returns a function that makes a value of `type_` from decoded JSON.
 
     Fields of attrs classes, nested ones too, may have the names of `__init__`, such as `x` for
     `_x`. Returns None if all names are those of the fields.
@@ -156,7 +157,9 @@ def _aliases_in(type_: Any) -> dict[str, str]:
 
 
 def _classes_in(hint: Any) -> set[type[Any]]:
-    """Returns the classes with fields in an annotation, and those of their fields."""
+    """Returns the classes with fields that an annotation contains, and the classes that their
+    fields contain.
+    """
     found: set[type[Any]] = set()
     left = [hint]
     while left:
@@ -531,7 +534,8 @@ def row_converter(
     if is_model(type_):
         validate = model_maker(type_.model_validate)
         if renames:
-            # The model says which columns it needs, and what an empty text of another one means.
+            # The model itself checks its columns, and decides what an empty text in the other
+            # columns means.
             others = [(name, i) for i, name in enumerate(given) if columns[i] not in index]
             return lambda row: validate(make_dict(row) | {name: row[i] for name, i in others})
         return lambda row: validate(make_dict(row))

@@ -22,8 +22,8 @@ __all__ = ["attribute_names", "frame_source", "is_frame", "table_of"]
 logger = logging.getLogger(__name__)
 
 _READ: WeakSet[Any] = WeakSet()
-"""Readers of record batches that a source has read. Nothing else tells such a reader from one of an
-empty table.
+"""Readers of record batches that a source has read to the end. Otherwise they look like readers of
+empty tables.
 """
 
 

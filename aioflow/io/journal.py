@@ -67,7 +67,7 @@ class Earlier(Enum):
     READ = "read"
     REMOVE = "remove"
     REFUSE = "refuse"
-    """The run is to begin without state, and was not told that it may forget anything."""
+    """The run is to begin without state, but the user has not allowed it to forget elements."""
 
 
 @dataclass(slots=True)
@@ -214,7 +214,7 @@ class Journal:
                     if not elements:
                         first = end - len(wanted)
                     elif number > first + len(elements):
-                        # A checkpoint covers what is between; it was not the one restored here.
+                        # Another checkpoint than the restored one covers the elements in between.
                         raise RestoreError(
                             f"{self._owner}: the journal {self._directory} holds no element "
                             f"{first + len(elements)} to {number - 1}, which a later checkpoint "
@@ -304,7 +304,9 @@ class Journal:
         """Forgets the elements before `position`, which a completed checkpoint covers."""
         if position > self._covered:
             self._covered = position
-            self._open = None  # What follows gets a file of its own, which can be removed whole.
+            self._open = (
+                None  # The elements that follow go to a new file, which can be removed as a whole.
+            )
             self._wake()
 
     async def close(self) -> None:

@@ -191,9 +191,8 @@ class FunctionReader(BufferedReader):
     def _wait_for_room(self, values: list[Any], capacity: int) -> None:
         while len(values) >= capacity and not self._stopped:
             self._go_on.clear()
-            if (
-                len(values) >= capacity and not self._stopped
-            ):  # Checked again: a poll before clear() may have emptied the buffer.
+            if len(values) >= capacity and not self._stopped:
+                # Checked again: a poll before clear() may have emptied the buffer.
                 self._go_on.wait()
 
     def _tell_reader(self) -> None:
@@ -230,7 +229,8 @@ class FunctionReader(BufferedReader):
         return batch
 
     async def wait(self) -> None:
-        # Set before the buffer is checked, so that any later element wakes this reader.
+        # Set before the check of the buffer, so that an element that arrives later wakes this
+        # reader.
         self._hungry = True
         await super().wait()
 
@@ -455,7 +455,8 @@ def _takes_position(function: Callable[..., Any], name: str) -> bool:
     except (
         TypeError,
         ValueError,
-    ):  # Some C functions have no readable signature: they are called without arguments.
+    ):
+        # Some C functions have no readable signature: they are called without arguments.
         return False
     if "position" in parameters:
         return True

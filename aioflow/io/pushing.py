@@ -114,7 +114,7 @@ class InletSource(BaseSource[T]):
         """The directory that was given, False for none, None for one below the checkpoints."""
 
     def for_run(self, journal: Journal | None = None) -> Self:
-        """Returns the source of one run, with an inlet of its own that writes to `journal`."""
+        """Returns a copy of this source for one run. Its inlet writes to `journal`."""
         source = copy.copy(self)
         source.inlet = PushInlet(self._capacity, self._uncovered, journal)
         return source
@@ -166,8 +166,8 @@ class PushInlet(Generic[T]):
         self._uncovered = uncovered
         self._journal = journal
         self._warned = False
-        # The kept elements, the first of which has the number `_base`. Those with numbers below
-        # `_read` were polled and are kept for a restart.
+        # The kept elements. The first one has the number `_base`. Elements below `_read` were
+        # polled, and are kept for a restart.
         self._values: list[T] = []
         self._timestamps: list[int] = []
         self._base = 0
@@ -185,7 +185,8 @@ class PushInlet(Generic[T]):
         self._unread: list[tuple[int, asyncio.Future[None]]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    if not TYPE_CHECKING:  # Hidden from type checkers, so that they report a wrong `await`.
+    if not TYPE_CHECKING:
+        # Type checkers do not see this method, so that they report a wrong `await`.
 
         def __await__(self) -> Never:
             raise TypeError(

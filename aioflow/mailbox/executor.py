@@ -217,9 +217,8 @@ def _run_into(future: asyncio.Future[T], fn: Callable[[], T | Awaitable[T]]) -> 
     except asyncio.CancelledError:
         future.cancel()
     except StopIteration as error:
-        future.set_exception(
-            RuntimeError(f"submitted action raised {error!r}")
-        )  # A future refuses a StopIteration.
+        # A future refuses a StopIteration.
+        future.set_exception(RuntimeError(f"submitted action raised {error!r}"))
     except Exception as error:  # noqa: BLE001  # The holder of the future handles it.
         future.set_exception(error)
     except BaseException:

@@ -186,9 +186,8 @@ class LatencyProbe:
 
     def _measure(self) -> None:
         self._metrics.record_latency(self._now() - self._due_at)
-        if (
-            self._active and self._handle is None
-        ):  # A probe of an earlier run may still be in the queue.
+        if self._active and self._handle is None:
+            # A probe of an earlier run may still be in the queue.
             self._arm()
 
 

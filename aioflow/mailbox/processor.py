@@ -56,9 +56,10 @@ class ControlWatch:
         self._error: BaseException | None = None
 
     async def run(self, awaitable: Awaitable[T]) -> T:
-        """Awaits `awaitable` and returns its result. Control mail runs meanwhile.
+        """Awaits `awaitable` and returns its result.
 
-        Raises the error of `awaitable`, or that of a control mail, which ends the waiting.
+        Control mail runs meanwhile, and an error of such mail ends the waiting. Raises the error of
+        `awaitable` or of the mail.
         """
         owner = asyncio.current_task()
         assert owner is not None
@@ -83,9 +84,8 @@ class ControlWatch:
             if self._depth == 0:
                 self._owner = None
                 self._mailbox.control_listener = None
-        if (
-            self._error is not None and self._depth == 0
-        ):  # The awaited code swallowed its cancellation.
+        if self._error is not None and self._depth == 0:
+            # The awaited code swallowed its cancellation.
             swallowed, self._error = self._error, None
             owner.uncancel()
             raise swallowed
@@ -143,9 +143,8 @@ class Suspension:
         May be called from any thread, any number of times, also as the done-callback of a future.
         It never calls the default action itself, and has no effect once the mailbox has shut.
         """
-        if (
-            not self._used
-        ):  # Two threads may both pass. The second mail then finds nothing to resume.
+        if not self._used:
+            # Two threads may both pass. The second mail then finds nothing to resume.
             self._used = True
             self._processor.resume_default_action(self)
 
@@ -332,7 +331,7 @@ class MailboxProcessor:
         return self._clock()
 
     def _begin_turn(self) -> None:
-        """Notes that the other callbacks of the event loop have just had their turn."""
+        """Starts the measurement of a turn: the event loop has just run its other callbacks."""
         self._turn_ends = self.now() + self._slice_s
         self._runs_left = RUNS_MAX
 

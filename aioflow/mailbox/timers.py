@@ -162,7 +162,7 @@ class ProcessingTimeService:
     def __init__(self, now_ms: Callable[[], int], executor: TimerExecutor) -> None:
         self._now_ms = now_ms
         self._ahead_s: float | None = None
-        """Lead of the clock over that of the loop at the last check."""
+        """Difference between the wall clock and the clock of the loop at the last check."""
         self._executor = executor
         self._heap: list[tuple[float, int, ProcessingTimer]] = []
         self._seq = 0
@@ -410,9 +410,9 @@ class ProcessingClock:
         self._stepped_s: float | None = None
         """Monotonic time at which a step forward was seen that is not followed yet."""
         self._even_ms = self._reached_ms + TOLERANCE_MS
-        """Wall clock time up to which the monotonic clock is not read.
+        """Wall-clock time up to which `now` need not read the monotonic clock.
 
-        Processing time is read often, and one reading of that clock costs as much as all the rest.
+        Processing time is read often, and reading that clock costs as much as all the rest.
         """
 
     def read(self) -> int:

@@ -144,7 +144,7 @@ def route(
     status: int = 200,
     is_probe: bool = False,
 ) -> Callable[[HandlerT], HandlerT]:
-    """Declares a route of the decorated handler. The parameters are those of `Route`."""
+    """Declares a route of the decorated handler. The parameters are the fields of `Route`."""
 
     def declare(handler: HandlerT) -> HandlerT:
         declared = Route(method, path, handler, schema, summary, query, body, status, is_probe)

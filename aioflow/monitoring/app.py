@@ -252,9 +252,8 @@ def make_app(monitor: Monitor) -> web.Application:
     app.router.add_get("/dashboard/{name}", _asset)
     app.on_response_prepare.append(_add_headers)
     app.on_startup.append(_start)
-    app.on_shutdown.append(
-        _shut_down
-    )  # Before the connections are closed, so that streams of events end by themselves.
+    # Comes before the connections are closed, so that streams of events end by themselves.
+    app.on_shutdown.append(_shut_down)
     return app
 
 
@@ -464,8 +463,7 @@ def _refused(error: OSError, address: str) -> OSError:
     to change.
     """
     code = error.errno or 0
-    reason = (
-        os.strerror(code) if code > 0 else error.strerror or str(error)
-    )  # Host names that are not found have special error numbers.
+    # Host names that are not found have special error numbers.
+    reason = os.strerror(code) if code > 0 else error.strerror or str(error)
     remedy = "; take another port, or port 0 for any free one" if code == errno.EADDRINUSE else ""
     return OSError(code, f"monitor={address!r} cannot be listened at: {reason}{remedy}")

@@ -51,7 +51,7 @@ class Place:
     family: Family
     labels: Mapping[str, str] = field(default_factory=dict)
     suffix: str = ""
-    """End of the line's name after that of the family, as `_count` in a summary."""
+    """Text that follows the name of the family in the line, such as `_count` in a summary."""
     times: str = ""
     """Name of a metric by which the value is multiplied, as a sum is the mean times the count."""
 
@@ -457,8 +457,8 @@ def family_of(scope: str, name: str, siblings: Collection[str]) -> Place | None:
 def _of_program(name: str, base: str, part: str, siblings: Collection[str]) -> Place:
     """Returns the place of a metric that the program made.
 
-    A histogram and a meter are known by their parts. Of the others, those whose name ends in
-    "total" or "count" are counters. The rest may be counters or gauges, so their type is unknown.
+    Histograms and meters are recognised by their parts. Other metrics whose name ends in "total" or
+    "count" are counters. The type of all the rest is unknown.
     """
     text = "A metric of the program."
     is_meter = base in siblings and f"{base}.count" in siblings

@@ -62,7 +62,7 @@ class MonitorOptions:
     """Whether everyone who may read sees state and records too, and not only counts.
     """
     connections_max: int = CONNECTIONS_MAX
-    """Maximum number of connections at an address of its own."""
+    """Maximum number of connections, if the endpoint has an address of its own."""
 
     def __post_init__(self) -> None:
         given: object = self.token  # Callers may pass other types than the annotation says.

@@ -108,7 +108,7 @@ class OpenTelemetryTraces:
 
 
 class _Reading:
-    """Makes the spans of what is new since the last reading."""
+    """Makes spans of all events since the last reading."""
 
     def __init__(self, tracer: Tracer, monitor: Monitor) -> None:
         self._tracer = tracer

@@ -200,7 +200,9 @@ class Exposition:
                 head = end = "\n"
 
     def _head(self, family: Family, taken: Container[str]) -> str:
-        """Returns the lines before those of a family. `taken` has the names of all families."""
+        """Returns the comment lines that come before the values of a family. `taken` has the names
+        of all families.
+        """
         if self._style is Style.FLINK:
             return f"# TYPE {family.name} gauge\n"
         name, kind = family.name, family.kind.value

@@ -373,7 +373,7 @@ def requirements(call: Call) -> Any:
     body="Anything",
 )
 async def set_requirements(call: Call) -> Any:
-    """Answers PUT /jobs/:jobid/resource-requirements: the upper bounds are what is wanted."""
+    """Answers PUT /jobs/:jobid/resource-requirements by a rescaling to the upper bounds."""
     view, wanted = call.job, {}
     for vertex_id, given in call.body.items():
         vertex = view.vertex(vertex_id)

@@ -203,8 +203,8 @@ def _resource(cores: float, network_bytes: float) -> dict[str, Any]:
 
 
 def _told(call: Call, worker: WorkerView) -> Mapping[str, float]:
-    """Returns the metrics of a process itself. Those of another process are the last ones that it
-    sent.
+    """Returns the metrics of a process itself. For another process, these are the last metrics that
+    it sent.
     """
     told = call.monitor.watched.worker_metrics(worker.id)
     return {**told, **call.monitor.process.metrics()} if worker.is_here else told
@@ -258,8 +258,8 @@ SERIES_SHOWN = 200
 async def asyncio_view(call: Call) -> Any:
     """Answers GET /aioflow/asyncio?taskmanager= about the event loop of a process.
 
-    If no process is named, the lag, the tasks and the last holds are those of the answering
-    process. Slow callbacks and unfinished calls are those of all processes.
+    Without a named process, lag, tasks and last holds come from the answering process. Slow
+    callbacks and unfinished calls then come from all processes.
     """
     loop = await call.monitor.ask(call.process, "loop")
     slow: list[dict[str, Any]] = []
@@ -323,7 +323,7 @@ def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
 def processes(call: Call) -> Any:
     """Answers GET /aioflow/processes: a summary of this process, then of the others.
 
-    Null is a value that a process has not reported yet.
+    A value is null until the process has reported it.
     """
     monitor = call.monitor
     workers = monitor.workers()
@@ -388,7 +388,7 @@ def series(call: Call) -> Any:
     """Answers GET /aioflow/jobs/:jobid/series?metric=&since= with the last ten minutes of metrics.
 
     Without `metric` it lists the existing names. A part of a name may be `*`:
-    `*.*.busyTimeMsPerSecond` is that of every subtask of every vertex.
+    `*.*.busyTimeMsPerSecond` means every subtask of every vertex.
     """
     view = call.job
     buffer = call.monitor.sampler.series(view)

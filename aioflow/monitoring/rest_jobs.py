@@ -441,8 +441,8 @@ def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
     }
 
 
-# Accumulators: the nearest match is user metrics of RuntimeContext, which are under /metrics. These
-# calls are for clients that expect them.
+# Clients of Flink expect these calls for accumulators. User metrics of RuntimeContext come nearest,
+# and are under /metrics.
 
 
 @get("/jobs/{jobid}/execution-result", "ExecutionResult", "How a job ended")

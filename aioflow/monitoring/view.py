@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """A process that runs tasks. Without other processes it is this process."""
+    """A process that runs tasks; this process, if the job has no other."""
 
     id: str
     location: str = ""
@@ -99,9 +99,8 @@ class SubtaskView:
         """Returns the time that the attempt spent in each non-terminal state, -1 for never."""
         order = sorted(self.times_ms.items(), key=lambda entry: entry[1])
         ends = [at for _, at in order[1:]] + [now_ms]
-        spent = {
-            state: max(end - at, 0) for (state, at), end in zip(order, ends, strict=False)
-        }  # Empty for a task that has not reported yet.
+        # Empty for a task that has not reported yet.
+        spent = {state: max(end - at, 0) for (state, at), end in zip(order, ends, strict=False)}
         return {
             state.value: spent.get(state, -1) for state in ExecutionState if not state.is_terminal
         }
@@ -116,7 +115,7 @@ The query runs between two slices of the task.
 
 Rescale = Callable[[int | None, Mapping[str, int]], Awaitable[None]]
 """Function that continues the job at another parallelism. Its arguments are the parallelism of the
-flow, and that of single operators by uid.
+flow, and a dict of uids to the parallelism of single operators.
 """
 
 
@@ -311,7 +310,8 @@ class Monitored(Protocol):
     def worker_metrics(self, worker_id: str, job_id: str | None = None) -> Mapping[str, float]:
         """Returns the metrics of one process itself, by dotted name, without those of its tasks.
 
-        A TaskManager has a process for each job. `job_id` selects one, None: all of them together.
+        A TaskManager has a process for each job. `job_id` selects one of these processes. None
+        means all of them together.
         """
 
 

@@ -71,7 +71,7 @@ the limits of levels and items alone would allow millions.
 _FLAT: Final = frozenset([int, float, bool, str, bytes, bytearray, type(None), complex])
 _BYTES: Final = frozenset([bytes])
 _NESTED: Final = frozenset([list, tuple, dict])
-"""Types of trees, such as those of JSON."""
+"""Container types whose values form trees, such as decoded JSON."""
 _COLLECTIONS: Final = (tuple, list, set, frozenset, deque)
 _PERMANENT: Final = (Enum, type, FunctionType, BuiltinFunctionType, ModuleType)
 """Types of objects that the program keeps anyway. Only the reference to them counts.
@@ -275,9 +275,9 @@ class BufferDebloater:
         self._since = None
 
     def stalled(self) -> bool:
-        """Notes that the task cannot process what it takes.
+        """Notes that the task cannot process its input.
 
-        Returns whether the batch size is new: the minimum, so that little more comes.
+        Sets the batch size to the minimum, and returns whether that is a change.
         """
         self._since = None
         self._in_hand = self._taken = 0

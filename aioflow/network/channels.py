@@ -72,7 +72,8 @@ class LocalInputChannel:
         if self.is_released or self._subpartition is not None:
             return True
         subpartition = self._provider()
-        # The provider may have run code that released this channel, so a view would leak.
+        # The provider may have run code that released this channel. A view would then never be
+        # closed.
         if subpartition is None or self.is_released:
             self._on_data_available = on_data_available
             return self.is_released
@@ -174,7 +175,7 @@ class ProducerState(StrEnum):
     AWAITED = "awaited"
     """The producer does not run yet: the partition comes."""
     RUNNING = "running"
-    """The producer runs or has finished, so its partition must be there soon."""
+    """The producer runs or has finished, so its partition exists or will exist soon."""
     GONE = "gone"
     """The producer has failed, was cancelled, or another attempt has replaced it."""
     UNKNOWN = "unknown"

@@ -102,9 +102,8 @@ class AuthenticatedConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = self._transport = cast(
-            "asyncio.Transport", transport
-        )  # uvloop's transports are not subclasses.
+        # uvloop's transports are not subclasses.
+        transport = self._transport = cast("asyncio.Transport", transport)
         tune(transport)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._on_late)
         if isinstance(self._handshake, ClientHandshake):
@@ -133,8 +132,8 @@ class AuthenticatedConnection(asyncio.Protocol):
             self.abort(error)
 
     def eof_received(self) -> None:
-        """Notes that the peer has ended its side. Returns None, so that the transport closes
-        itself.
+        """Called by asyncio when the peer has ended its side. Returns None, so that the transport
+        closes itself.
         """
 
     def pause_writing(self) -> None:

@@ -174,9 +174,8 @@ class DataPlane:
                     )
                 # After any error another try may succeed, and time is limited.
                 except Exception as refused:  # noqa: BLE001
-                    if (
-                        error is None or loop.time() < deadline
-                    ):  # The previous error says more than a try that was cut short.
+                    if error is None or loop.time() < deadline:
+                        # The previous error says more than a try that was cut short.
                         error = refused
         finally:
             # Not in a callback, because from now on a lost connection must start the next attempt.

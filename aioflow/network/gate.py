@@ -31,7 +31,7 @@ __all__ = ["ChannelTraffic", "EndOfDataStatus", "InputChannel", "InputGate", "Sh
 
 
 class ChannelTraffic(NamedTuple):
-    """Counts of what a channel has delivered since it was made, and of what waits in it.
+    """Counts for one channel: what it has delivered since it was made, and what waits in it.
 
     A local batch fills no buffer.
     """
@@ -294,7 +294,7 @@ class InputGate:
         self._now_s = now_s
 
     def stalled(self) -> None:
-        """Asks the producers for the smallest batches: the task cannot process what it takes."""
+        """Asks producers for the smallest batches, because the task cannot process its input."""
         if self._debloater is not None and self._debloater.stalled():
             self._announce(self._debloater.records)
 
@@ -485,9 +485,9 @@ class InputGate:
                     self._to_front(index)
 
     def _finish(self) -> None:
-        """Sets the gate's own availability for ever, so that a waiter sees the end.
+        """Keeps the gate's own availability set for ever, so that a waiter sees the end.
 
-        A shared availability is left to the other gates.
+        If gates share an availability, it is left to the others.
         """
         if not self._shared:
             self._raise()

@@ -30,9 +30,9 @@ SILENCE_S = 20.0
 """Maximum time for a client to send a whole request, or to read a part of an answer."""
 
 GRACE_S = 1.0
-"""Time for which a new quiet connection keeps its place.
+"""Time for which a new quiet connection is not aborted.
 
-As many again as there are places may be this new.
+Such connections may exceed the number of places by that number again.
 """
 
 CHECK_S = 1.0

@@ -129,7 +129,7 @@ class LocalBufferPool:
         """Sets the number of bytes that this pool may hold now."""
         self.size = size
         self.batch_bytes_max = max(SEGMENT_BYTES, min(BATCH_BYTES, size // self.batches_max))
-        """Bytes of a batch such that `batches_max` of them fit."""
+        """Maximum bytes of a batch, so that `batches_max` batches fit into the pool."""
         self.update()
 
     @property
@@ -323,7 +323,7 @@ class NetworkBufferPool:
         self.required_bytes = 0
         """Minimums of the pools: the guaranteed total."""
         self._is_changed = False
-        """Whether `is_full` has changed since the pools were told."""
+        """Whether `is_full` has changed since the pools were last notified."""
         self._is_telling = False
         self._pools: list[LocalBufferPool] = []
 
@@ -384,8 +384,8 @@ class NetworkBufferPool:
         if (used >= self.total_bytes) is not self.is_full:
             self.is_full = not self.is_full
             self._is_changed = True
-            # Pools that are told take or return bytes in turn, and a call within each of these
-            # calls would be a deep recursion.
+            # A notified pool takes or returns bytes, which may change `is_full` again. Nested
+            # notifications would be a deep recursion.
             if not self._is_telling:
                 self._tell_pools()
 

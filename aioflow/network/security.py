@@ -249,9 +249,8 @@ def read_secret(path: str, named: str = "by secret=Path(...)") -> bytes:
     Raises NotAuthenticated if there is no secret, other users may read it, or it is too short.
     """
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK
-        )  # A plain open of a pipe would block until a writer opens it.
+        # A plain open of a pipe would block until a writer opens it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         raise NotAuthenticated(
             f"there is no secret file {path}: name that of the cluster {named}. Its first "
@@ -295,9 +294,8 @@ def given_secret(secret: bytes | str | os.PathLike[str]) -> bytes:
             "secret= takes the secret of the cluster, or secret=Path(...) of its file; got "
             f"{type(secret).__name__}"
         )
-    encoded = (
-        secret.strip().encode() if isinstance(secret, str) else secret
-    )  # Stripped like the content of a file.
+    # Stripped like the content of a file.
+    encoded = secret.strip().encode() if isinstance(secret, str) else secret
     if len(encoded) < SECRET_BYTES_MIN:
         raise NotAuthenticated(
             f"secret= has {len(encoded)} bytes, expected at least {SECRET_BYTES_MIN}; if it is "

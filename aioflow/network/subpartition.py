@@ -128,7 +128,9 @@ class PipelinedSubpartition:
         self._wanted = self.column_records_max
         """Batch size that the consumer wants, before limits."""
         self.column_records = self.column_records_max
-        """Current limit of a columnar batch; `builder.batch_records_max` is that of rows."""
+        """Present maximum of records in a batch of columns. `builder.batch_records_max` is the
+        maximum for rows.
+        """
         self._on_resized = on_resized
         self.is_starting = False
         """Whether batches are still small because the consumer's cost per record is unknown."""
@@ -359,7 +361,8 @@ class PipelinedSubpartition:
         if self._acknowledges and size > 0:
             self._unread.append(size)
         if self._flush_when_drained and not queue and not self._unread and size != BLOCKING_EVENT:
-            # Called before memory is returned, so that an exhausted pool does not look free.
+            # Called before memory is returned, so that an exhausted pool does not seem to have
+            # room.
             self._seal_quietly()
         if size > 0:
             self._backlog = backlog = self._backlog - 1
@@ -419,8 +422,8 @@ class PipelinedSubpartition:
 
         This ends once the consumer asks for a size, or batches have their full size.
         """
-        # The consumer takes a batch when it has finished the previous one, so one taken batch
-        # proves nothing.
+        # A consumer takes a batch when it has finished the previous one. So one taken batch does
+        # not show that it keeps up.
         if (
             self.batches_added < self._grows_at + (START_QUEUED if self._backlog else 0)
             or not self.is_starting

@@ -139,7 +139,7 @@ class OrderedQueue:
         self, values: Sequence[Any], timestamps: Iterable[int | None], marks: Sequence[int]
     ) -> range:
         first = self.base + len(self.values)
-        # `+=` with a column makes another list, and workers hold this one.
+        # Workers hold this list. `+=` with a column would make another one.
         self.values.extend(values)
         self.results += repeat(None, len(values))
         self._timestamps += timestamps
@@ -151,7 +151,8 @@ class OrderedQueue:
         if not numbers:
             return
         base, done, first, count = self.base, self._done, min(numbers), len(numbers)
-        if max(numbers) - first < count:  # They follow each other, as calls that never wait.
+        if max(numbers) - first < count:
+            # Calls that never wait end one after the other, so their numbers are consecutive.
             done[first - base : first - base + count] = b"\1" * count
             return
         for number in numbers:
@@ -316,7 +317,7 @@ emit its own batch of results.
 """
 
 KEPT_MAX = 65_536
-"""Number of elements in the queue up to which a checkpoint passes more than there is room for."""
+"""Maximum length of the queue when a checkpoint moves all input into it, beyond its room."""
 
 IN_FLIGHT: ListStateDescriptor[Any] = ListStateDescriptor("async-in-flight")
 """Operator state of the elements whose results were not emitted yet.
@@ -488,7 +489,7 @@ class AsyncWaitOperator(Operator):
         return call
 
     def _on_ended(self) -> None:
-        """Schedules the delivery of the calls that have ended, and of those that end until then."""
+        """Schedules a mail that delivers all calls that have ended when it runs."""
         self.ctx.execute(self._deliver, "async results")
 
     async def _call_in_time(self, value: Any) -> Any:
@@ -513,8 +514,8 @@ class AsyncWaitOperator(Operator):
             except BaseException as raised:
                 task = asyncio.current_task()
                 assert task is not None
-                # The function may have turned its cancellation into another error, also that of
-                # timeout=.
+                # The function may raise another error when it is cancelled, also when timeout=
+                # cancels it.
                 if (
                     is_asked_to_end(task)
                     or (self._deadlines is not None and self._deadlines.is_over(task))
@@ -543,8 +544,8 @@ class AsyncWaitOperator(Operator):
                     note_once(error, self._place_of(queue.values[number - queue.base]))
                     raise error
         queue.complete(ended)
-        # As many elements wait as end while results gather, so that short calls begin to gather.
-        # Slow calls never do, and few wait for them. The number falls slowly.
+        # The queue grows by the number of calls that end while results gather, so short calls soon
+        # gather. Slow calls do not, and few elements wait for them. The number falls slowly.
         each = -(-len(ended) // turns)
         ahead = max(each * min(each, GATHER_TURNS, 4 * turns), self._ahead * 7 // 8)
         self._ahead = min(AHEAD_MAX, ahead)

@@ -282,9 +282,8 @@ class MapBatchesOperator(Operator):
             self.ctx.execute(self._deliver, "map_batches results", part, results)
 
     def _in_thread(self, values: list[Any]) -> list[Any]:
-        return list(
-            elements_of(self._user.call(values), "the function of map_batches")
-        )  # A generator runs here, too.
+        # A generator runs here, too.
+        return list(elements_of(self._user.call(values), "the function of map_batches"))
 
     def _deliver(self, part: _Gathered, results: list[Any]) -> None:
         """Emits the results of the call that has just ended. Runs as mail."""

@@ -47,7 +47,7 @@ GATHER_TURNS = 8
 
 
 class Calls(Protocol):
-    """The calls of a pool by number: their elements, and what came of them."""
+    """The calls of a pool by number: the element of each, and its result or error."""
 
     base: int
     """The number of the call at index 0 of `values` and `results`."""
@@ -123,7 +123,7 @@ class CallPool:
             self._wake()
 
     def _first_ended(self) -> None:
-        """Reports the call that has ended, or lets the results of others join it."""
+        """Reports that a call has ended, at once or when the results of others have joined it."""
         if self.waiting:
             self._gathered = 0
             self._gather_ends_ns = self._perf_ns() + SLICE_NS
@@ -212,7 +212,7 @@ class CallPool:
                     self._retire()
                     return
                 if self._last is not task:
-                    # Other workers had their turn since its last call.
+                    # Other workers have run since this worker's last call.
                     self._last, begun_ns = task, 0
                 elif not begun_ns:
                     begun_ns = perf_ns()

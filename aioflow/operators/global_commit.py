@@ -138,7 +138,7 @@ class _CommittingOnce(BaseCommitter):
             await self._committer.commit(prepared)
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Does nothing: the store's own tools remove what was never committed."""
+        """Does nothing: the tools of the store remove data that was never committed."""
 
     async def close(self) -> None:
         await self._committer.close()

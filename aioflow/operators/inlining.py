@@ -45,9 +45,9 @@ _CONSTANTS = (int, float, str, bytes, bool, type(None), tuple)
 
 
 class Body(msgspec.Struct, frozen=True):
-    """An expression over one variable.
+    """The body of a function as an expression over one variable.
 
-    `over("v")` is its source, in parentheses where it needs them.
+    `over("v")` returns its source, with parentheses if they are needed.
     """
 
     pieces: tuple[str, ...]

@@ -1,8 +1,8 @@
 """The contract between an operator and the chain that drives it.
 
-An operator is passed a batch and returns a batch, synchronously. It never calls the next operator
-and never waits; the chain passes batches on. Three things may happen outside of that call, and all
-of them use the `OperatorContext`:
+An operator gets a batch and returns a batch, synchronously. It never calls the next operator and
+never waits; the chain passes batches on. Three things may happen outside of that call, and all of
+them use the `OperatorContext`:
 
 * later results (of async calls, or processing-time timers) arrive as mail and are passed to
   `ctx.emit`;

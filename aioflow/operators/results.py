@@ -142,9 +142,9 @@ class FirstResult:
 
 
 class FirstVerdict(FirstResult):
-    """The function of a filter. It is checked until its first result that is not None.
+    """Wraps the function of a filter until its first result that is not None.
 
-    A filter whose function only prints returns None for each element, and drops all.
+    A function that only prints returns None for each element, and so drops all.
     """
 
     __slots__ = ("_nones",)
@@ -455,9 +455,9 @@ class UserFunction:
 def all_of(snapshots: Iterable[Callable[[], Awaitable[None] | None]]) -> Awaitable[None] | None:
     """Lets several functions write their state, one after the other.
 
-    If one returns an awaitable, returns an awaitable for it and the remaining functions. Raises the
-    first error. A snapshot begins only after those before it have ended, so that an interruption
-    leaves no running snapshot.
+    If a function returns an awaitable, returns an awaitable that also runs the remaining functions.
+    Raises the first error. A snapshot begins only after those before it have ended, so that an
+    interruption leaves no running snapshot.
     """
     left = iter(snapshots)
     ongoing = next((one for snapshot in left if (one := snapshot()) is not None), None)

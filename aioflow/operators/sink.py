@@ -90,9 +90,9 @@ class SinkWriter(Protocol[T_contra]):
     `CheckpointedFunction`: `initialize_state` is called before all others, `snapshot_state` after
     `prepare`.
 
-    Data prepared up to the restored checkpoint is committed, by this subtask or by another. Work
-    that an earlier attempt of this subtask began after that checkpoint is orphaned. `open` removes
-    it, but must not remove work that a later attempt may have begun.
+    This subtask or another one commits all data that was prepared up to the restored checkpoint.
+    Work that an earlier attempt of this subtask began after that checkpoint is orphaned. `open`
+    removes it, but must not remove work that a later attempt may have begun.
     """
 
     def write_batch(self, values: Sequence[T_contra], timestamps: Sequence[int] | None) -> None:
@@ -231,8 +231,8 @@ class CommitId(NamedTuple):
 class GlobalCommitter(Protocol):
     """The interface of an object that commits for all writers of a sink, in one call.
 
-    A run has one such object at a time. But a process that is taken for dead may still commit
-    beside its replacement. So a store compares the ids and commits in one step.
+    A run has one such object at a time. But a process that was declared dead may still commit at
+    the same time as its replacement. So a store compares the ids and commits in one step.
     """
 
     async def commit(self, prepared: Sequence[tuple[CommitId, Sequence[Any]]]) -> None:
@@ -274,7 +274,7 @@ class BaseSink(Sink[T_contra]):
     parallelism_max: int | None = None
     """The largest useful number of writers; None: no limit."""
     commits_globally: bool = False
-    """Whether one committer, that of `global_committer`, commits for all writers."""
+    """Whether the single committer that `global_committer` returns commits for all writers."""
     stays_here: bool = False
     """Whether the sink is written in the process of the program."""
     reads_columns: bool = False
@@ -401,8 +401,8 @@ class SinkOperator(Operator):
 
     async def open(self) -> None:
         if self._prepared:
-            # Writes that another subtask prepared may be among them: the checkpoint decides, not
-            # the writer.
+            # Other subtasks may have prepared some of them: the checkpoint decides what is
+            # committed, not the writer.
             logger.info(
                 "%s: commits what was prepared up to the restored checkpoint %d",
                 self.ctx.name,
@@ -646,9 +646,8 @@ def as_sink(what: Any) -> BaseSink[Any]:
     if is_sink(what):
         check_without_state(what, "sink(): the writers of a Sink have its state")
         return completed(what)
-    if inspect.isfunction(what) and what.__module__.startswith(
-        "aioflow.io."
-    ):  # Otherwise the class would be called with each element, and make a sink.
+    if inspect.isfunction(what) and what.__module__.startswith("aioflow.io."):
+        # Otherwise the class would be called with each element, and make a sink.
         raise GraphError(
             f"sink() got the function {what.__name__}, expected what it makes: add the "
             f"parentheses, {what.__name__}(...)"

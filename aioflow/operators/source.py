@@ -148,7 +148,9 @@ class BaseReader(SourceReader[T_co]):
     finished_splits: Collection[str] = ()
     """The splits that were read to their end."""
     one_at_a_time: bool = False
-    """Whether splits are read one after the other, so that a split without records is not idle."""
+    """Whether splits are read one after the other. If so, a split without records does not count as
+    idle.
+    """
     drains: bool = False
     """Whether the reader has promised to deliver the elements that it accepted."""
     holds_splits: bool = False
@@ -182,10 +184,10 @@ class BaseReader(SourceReader[T_co]):
         """
 
     def checkpoint(self, checkpoint_id: int, /) -> None:
-        """Handles that the positions for a checkpoint have been determined, between two polls.
+        """Called between two polls, when the positions for a checkpoint have been determined.
 
-        For a reader that holds elements until a checkpoint covers them, because it acknowledges
-        messages or answers their senders. Never blocks.
+        Never blocks. Readers that acknowledge messages, or answer their senders, after a checkpoint
+        use it.
         """
 
     def checkpoint_completed(self, checkpoint_id: int, /) -> None:
@@ -223,7 +225,7 @@ class _CompletedReader(BaseReader[Any]):
     """Wraps a reader of an application, and adds defaults for optional members that it lacks."""
 
     def __init__(self, reader: Any, may_end: bool, *, may_lack: bool) -> None:
-        """`may_lack`: whether `finished` may be missing, so that each use looks for it."""
+        """`may_lack` says that the reader may have no `finished`, so each use checks for it."""
         self._reader = reader
         self._may_end = may_end
         self._may_lack = may_lack
@@ -365,10 +367,10 @@ class BaseSource(Source[T_co]):
     finder: SplitFinder | None = None
     """The memory of the splits found, if their ids alone do not identify them."""
     per_run: bool = False
-    """Whether the program passes elements to each run.
+    """Whether the program passes new elements to each run.
 
-    Then the end of the source in one run does not affect the next run. Every other source that was
-    read to its end stays finished.
+    Such a source begins again in the next run. All other sources stay finished once they were read
+    to their end.
     """
     stays_here: bool = False
     """Whether the source is read in the process of the program."""
@@ -392,9 +394,10 @@ class BaseSource(Source[T_co]):
         return self
 
     def with_stand_ins(self) -> tuple[BaseSource[Any], tuple[str, ...]] | None:
-        """Returns the same source with cheap objects for records, and the fields that they have.
+        """Returns the same source with cheaper record objects, and the fields that these objects
+        have.
 
-        None: it cannot make them.
+        Returns None if the source cannot make them.
         """
         return None
 

@@ -123,7 +123,8 @@ class StatelessOperator(Operator):
         fused._functions = [function for operator in operators for function in operator._functions]
         fused._contexts = [context for operator in operators for context in operator._contexts]
         fused.ctx = operators[-1].ctx
-        # Shared, because the operators are told of the end of data, and not `fused`.
+        # Shared, because the end of data is announced to the single operators, not to the fused
+        # one.
         fused._firsts = [first for operator in operators for first in operator._firsts]
         fused._compile()
         return fused

@@ -74,21 +74,27 @@ class OperatorTraits:
     why_rows: str | None = "it takes one record at a time; the steps before it may be on columns"
     """Why the operator turns columns into rows, None if it does not."""
     awaits: bool = False
-    """Whether it waits for calls, and keeps its input in its state meanwhile."""
+    """Whether the operator waits for calls, and can keep its input in its state meanwhile."""
     needs_key_expression: bool = False
     """Whether the operator takes columns only if their keys are given by an expression."""
     keeps_columns: bool = False
-    """Whether its output stays columns, so that the operators behind it decide."""
+    """Whether columns stay columns in the output, so that the next operators decide whether they
+    are used.
+    """
     reads: tuple[str | int, ...] | None = None
     """Fields of a record that the operator reads; None: all."""
     columns: Mapping[str, Expr[Any]] | None = None
     """The expressions of the fields that it emits, by name; None: it is no select."""
     keeps_records: bool = False
-    """Whether it emits records as they are, so that the operators behind it read fields too."""
+    """Whether the operator emits records unchanged, so that the next operators may read their
+    fields.
+    """
     counts: bool = False
     """Whether it reads only the key of a record, and emits no record."""
     taken: tuple[Callable[[Any], Any], ...] | None = None
-    """The one function by which it reads a record, empty if it counts; None: it reads more."""
+    """The one function through which the operator reads a record. Empty if the operator only
+    counts, None if it reads more.
+    """
     combiner: LocalAggregate | None = None
     """Aggregate that shrinks a batch before it is sent to the operator."""
     fuses: bool = False

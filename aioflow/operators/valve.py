@@ -126,9 +126,9 @@ class StatusWatermarkValve:
         return outputs
 
     def input_batch(self, channel: int, batch: RecordBatch) -> RecordBatch:
-        """Returns `batch` with the combined watermarks in place of those of its channel.
+        """Returns `batch` with the combined watermarks in place of the channel's watermarks.
 
-        Returns the same object if they do not differ.
+        Returns `batch` itself if they are equal.
         """
         watermarks, last, final = batch.watermarks, self.watermark, batch.watermark
         held = self._held

@@ -56,7 +56,9 @@ WATERMARKS = "_watermarks"
 
 T = TypeVar("T")
 E = TypeVar("E")
-"""Type of the elements in constructors. With `T` it would be unknown before the class has one."""
+"""Type of the elements in constructors. `T` cannot be used there, because the class has no type
+argument yet.
+"""
 
 
 class WatermarkKind(Enum):
@@ -359,8 +361,8 @@ class TimestampsAndWatermarksOperator(Operator):
                 for index, parallelism, watermark in found
                 if (index, parallelism) == place
             ]
-            # Another parallelism redistributes the records: no subtask is behind the slowest former
-            # one.
+            # At another parallelism, records go to other subtasks. No subtask is behind the slowest
+            # former one.
             self._generator.restore(min(own or [watermark for _, _, watermark in found]))
 
     async def open(self) -> None:

@@ -59,9 +59,9 @@ RECORD_BYTES_MAX = 64 << 20
 """Maximum size of one batch over all its frames. A larger record cannot be sent."""
 
 UNTOLD_BATCHES_MAX = 2
-"""Maximum of batches taken over without a report, however much credit there is.
+"""Maximum number of batches that are taken over before a report, whatever the credit.
 
-Each is one of the few batches that its producer may have queued.
+The producer counts each of them among its few queued batches.
 """
 
 UNTOLD_EVENTS_MAX = 64
@@ -324,8 +324,8 @@ class ConsumerExchange:
         return list(self._inlets)
 
     def buffers(self, channel: int) -> tuple[int, int, int, int]:
-        """Returns numbers of buffers of a channel: all, borrowed ones, those that are ready, and
-        those ready ones that the producer knows of.
+        """Returns four numbers of buffers of a channel: all, borrowed, ready, and ready ones that
+        the producer knows of.
         """
         inlet = self._inlets.get(channel)
         if inlet is None:
@@ -401,7 +401,9 @@ class ConsumerExchange:
     def _on_element(
         self, inlet: _Inlet, kind: FrameType, sequence: int, body: bytes
     ) -> bytes | Event | PriorityEvent | None:
-        """Returns the element that this frame completes, None if it completes none."""
+        """Returns the element that this frame completes, or None if the element is still
+        incomplete.
+        """
         expected = inlet.expected
         if sequence != expected:
             if sequence > expected:

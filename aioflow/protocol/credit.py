@@ -248,7 +248,8 @@ class CreditReceiver:
             return
         self._exclusive_ready += 1
         if self.available > self.required and self._floating_ready > 0:
-            # There is one buffer too many, so a borrowed one returns instead of the exclusive one.
+            # The channel has one buffer too many. It returns a borrowed one and keeps the exclusive
+            # one.
             self._return_floating(1)
         else:
             self.unannounced += 1

@@ -240,8 +240,8 @@ def _rebuild(response: ErrorResponse, codec: Codec) -> Exception | None:
             group = cls(message, [rebuild_error(_member(body), codec) for body in bodies])
             return group if type(group) is cls else None
         error = cls(*made_of)
-        # A constructor that makes its message from other values than `args` would give another
-        # message.
+        # A constructor may make its message from other values than `args`. The message would then
+        # differ.
         return (
             error
             if type(error) is cls and _cut(str(error), _MESSAGE_CHARS_MAX) == response.message

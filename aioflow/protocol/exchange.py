@@ -126,8 +126,7 @@ class Exchange:
         return out
 
     def _beat(self, kind: FrameType, number: int) -> None:
-        if (
-            self._encoder is not None and len(self._heartbeats) < 16
-        ):  # A flood of heartbeats is not answered one by one.
+        if self._encoder is not None and len(self._heartbeats) < 16:
+            # A flood of heartbeats is not answered one by one.
             self._heartbeats.append((kind, number))
             self._on_output()

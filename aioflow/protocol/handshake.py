@@ -65,7 +65,7 @@ class PeerRole(IntEnum):
 
 
 class Side(IntEnum):
-    """The side that opened the connection, and the side that accepted it."""
+    """The two sides of a connection: one opened it, the other accepted it."""
 
     CLIENT = 0
     SERVER = 1

@@ -89,7 +89,7 @@ class SubpartitionView(Protocol):
 
 
 class SentFrame(NamedTuple):
-    """A frame that is kept after it was sent, to be encoded again for another connection."""
+    """A sent frame. It is kept so that it can be encoded again for another connection."""
 
     sequence: int
     type: FrameType

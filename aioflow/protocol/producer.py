@@ -266,7 +266,7 @@ class ProducerExchange:
             return 0
         sent = outlet.unsent.popleft()
         sequence, kind, flags, backlog, payload, _ = sent
-        # Kept first, so that its memory is found after any error.
+        # Kept before it is encoded, so that its memory is released also after an error.
         outlet.kept.append(sent)
         if kind is _DATA:
             outlet.credit.send_data(backlog)
@@ -401,8 +401,8 @@ class ProducerExchange:
     def _on_data_available(self, outlet: Outlet, priority: bool) -> None:
         outlet.has_data = True
         if priority and outlet.error is None and not outlet.is_closed:
-            # At once: polled elements must not leave before it, and the producer has just recorded
-            # what it overtook.
+            # Sent at once. Polled elements must not leave before the event, and the producer has
+            # just recorded the elements that it overtook.
             while outlet.view.has_priority_event and (polled := outlet.view.poll()) is not None:
                 event, backlog, outlet.has_data, _ = polled
                 # A priority event, as the view says.

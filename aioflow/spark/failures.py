@@ -131,7 +131,8 @@ def _of_python(text: str, condition: str, trace: str) -> SparkError:
     traceback = text[start:].rstrip() if start >= 0 else ""
     what = _last_line(traceback or text)
     if "Py4JJavaError" in what and (causes := _JAVA_CAUSE.findall(traceback)):
-        # The function called Spark, as that of foreachBatch does. Before 4.0 that is the last line.
+        # The function itself called Spark, like a function for foreachBatch. Before Spark 4.0 that
+        # error is the last line.
         return _of_text(causes[-1][1], condition, trace, causes[-1][0])
     return SparkError(
         f"a function failed in Spark: {_short(what)}", condition=condition, trace=traceback or trace

@@ -78,7 +78,7 @@ MIRRORED: dict[type[exp.Expr], type[exp.Binary]] = {
     exp.GTE: exp.LTE,
     exp.EQ: exp.EQ,
 }
-"""The comparison that means the same with its operands exchanged."""
+"""Comparison -> the comparison that means the same with exchanged operands."""
 
 
 class Keys(Scope):
@@ -157,7 +157,7 @@ def by_clock(node: exp.Expr, relation: Relation) -> bool:
 def replaced(
     node: exp.Expr, trees: Sequence[tuple[exp.Expr, str]], legacy: exp.Expr | None
 ) -> exp.Expr:
-    """Returns `node` with columns instead of aggregates and of the expressions of the group.
+    """Returns `node` with a column in place of each aggregate, and of each expression of GROUP BY.
 
     `legacy` is the call of GROUP BY that makes windows, if there is one.
     """
@@ -242,7 +242,9 @@ class Compiler:
         return made
 
     def awaited(self, relation: Relation, nodes: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
-        """Computes the calls of async functions in `nodes`, each into a field of its own."""
+        """Adds a step that awaits the calls of async functions in `nodes`, and puts each result
+        into a field.
+        """
         calls = [call for node in nodes for call in async_calls(node, self.functions)]
         if not calls:
             return relation, nodes

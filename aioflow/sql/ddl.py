@@ -140,7 +140,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _value(kinds: Sequence[str], text: str) -> Any:
-    """Returns the argument that a text means. Raises ValueError, which says what is expected."""
+    """Converts the text of an option to an argument. Raises ValueError with the expected form."""
     if any(kind.startswith("Sequence") for kind in kinds) and ("," in text or "str" not in kinds):
         return [part.strip() for part in text.split(",")]
     if "int" in kinds and re.fullmatch(r"[+-]?\d+", text):
@@ -239,7 +239,9 @@ class _Options:
         return self.call(BUILT[kind], self.arguments(known, f"{name}."), self.place(name))
 
     def call(self, function: Callable[..., Any], given: dict[str, Any], place: exp.Expr) -> Any:
-        """Calls a connector. Its errors become SqlErrors at the option that they name."""
+        """Calls the function of a connector. Its errors become SqlErrors at the option that they
+        name.
+        """
         try:
             return function(**given)
         except (AioflowError, ValueError, TypeError, ModuleNotFoundError) as error:

@@ -280,7 +280,9 @@ class StreamingSql(Dialect):
             return self._placed(super()._parse_placeholder)
 
         def _placed(self, parse: Any, *args: Any, **kwargs: Any) -> Any:
-            """Returns the node that `parse` makes, with its place if none of its parts has one."""
+            """Returns the node that `parse` makes. If no part of the node has a place in the text,
+            the node gets one.
+            """
             token = self._curr
             node = parse(*args, **kwargs)
             ended = token.token_type == TokenType.SENTINEL
@@ -384,7 +386,7 @@ def parse(text: str) -> list[exp.Expr]:
     except ParseError as error:
         raise _unreadable(text, error) from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        # The parser of sqlglot fails with errors of its own at the end of some texts.
+        # At the end of some texts, the parser of sqlglot fails with other errors than ParseError.
         wrong = SqlError("this is not SQL: the text ends too early, or a word stands alone")
         wrong.text, wrong.span = text, (max(0, len(text.rstrip()) - 1), len(text))
         raise wrong from None

@@ -30,7 +30,7 @@ from aioflow.sql.windows import FieldWindows
 __all__ = ["Joins", "key_of", "reads_of_key", "require_event_time", "require_ttl", "together"]
 
 FRAME = "$start", "$end"
-"""Fields that both sides of a join get if their windows have different names."""
+"""Names of the window fields that both sides of a join get if their own names differ."""
 
 
 @dataclass(slots=True)
@@ -410,8 +410,8 @@ def _time(node: Any, relation: Relation) -> int | None:
 
 
 def _times(relation: Relation, comparisons: Sequence[exp.Expr]) -> Mapping[str, int]:
-    """Returns the fields that follow event time: those of `comparisons` if the stream has no
-    others that are known.
+    """Returns the fields that follow event time. If none are known for the stream, these are the
+    fields in `comparisons`.
     """
     if relation.times is not None:
         return relation.times
@@ -421,7 +421,9 @@ def _times(relation: Relation, comparisons: Sequence[exp.Expr]) -> Mapping[str, 
 def _window_pairs(
     left: Windows | None, right: Windows | None, split: Condition
 ) -> list[tuple[exp.Expr, exp.Expr]]:
-    """Returns the equalities that put both sides into one window, or an empty list."""
+    """Returns the equalities of the condition that compare the windows of both sides. The list is
+    empty if the windows are not joined.
+    """
     if left is None or right is None:
         return []
     ends = {(left.end, right.end), (left.start, right.start)}

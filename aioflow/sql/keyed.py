@@ -1,4 +1,4 @@
-"""Functions that keep rows of each key: the first one, the best ones, and what was emitted.
+"""Functions that keep rows of each key: the first row, the best rows, and the emitted rows.
 
 Functions of a changelog take insertions and deletions of rows, marked by the field CHANGE. They
 emit insertions before deletions, so a replaced row leaves no gap.
@@ -120,7 +120,7 @@ class First(KeyedProcessFunction[Any, Row, Row]):
     def open(self, ctx: RuntimeContext) -> None:
         self.done: ValueState[bool] = ctx.get_state(ValueStateDescriptor("done", ttl=self.ttl))
         self.best: ValueState[Any] = ctx.get_state(ValueStateDescriptor("best"))
-        """The earliest row so far, with its time, until it is emitted."""
+        """The earliest row so far and its time; empty once the row was emitted."""
 
     def process_element(self, value: Row, ctx: ProcessContext) -> Iterator[Row]:
         if self.done.value():
@@ -354,7 +354,9 @@ class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
         other = 1 - side
 
         def pair(own: Row, found: Row, change: int) -> Row:
-            """Returns the fields of the left row, then those of the right one, as `_text` needs."""
+            """Returns the fields of the left row and then those of the right row, as `_text` needs
+            them.
+            """
             left, right = (own, found) if side == 0 else (found, own)
             return {**left, **right, CHANGE: change}
 

@@ -179,7 +179,7 @@ class Planner:
                     node.expression,
                 )
             fields.append(Field(a.name, kind, a.nullable or b.nullable, a.key))
-        # By way of other names, so that columns in another order do not run into each other.
+        # Renamed in two steps, because columns in another order would overwrite each other.
         keys = dict(zip([f.key for f in right.fields], [f.key for f in fields], strict=True))
         left = _widened(left, fields).as_rows()
         right = _widened(right.renamed(keys), fields).as_rows()
@@ -456,7 +456,7 @@ class Planner:
             inner = found.query if isinstance(found, View) else entry
         if not joined:
             return rank_limit(inner, where)
-        # Behind a join the condition stays, for rows of the other side that have no partner.
+        # The condition also stays after the join, for rows of the other side without a partner.
         conditions, inner_alone = list(where), not any(join.side for join in joined)
         for join in joined:
             own = join.this is entry and join.side == "LEFT"
@@ -613,7 +613,7 @@ class Planner:
 
 
 def _widened(relation: Relation, fields: Sequence[Field]) -> Relation:
-    """Returns the relation with its numbers as those of the types of `fields`."""
+    """Returns the relation with its numbers converted to the types of `fields`."""
     reads = {
         own.key: relation.read(widened(Scalar(own.type, own.nullable, Column(own.key)), field.type))
         for own, field in zip(relation.fields, fields, strict=True)

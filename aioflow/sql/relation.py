@@ -76,7 +76,9 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The windows to which the records of a relation belong, as fields."""
+    """The windows to which the records of a relation belong. Fields of the records hold their
+    bounds.
+    """
 
     start: str | None
     end: str
@@ -84,9 +86,13 @@ class Windows:
     regroup: WindowAssigner | None
     """Windows that bring the records of one window together again; None: their fields do."""
     size: int | None
-    """Length of all windows in ms, so that the end alone says which it is; None: it varies."""
+    """Length in ms if all windows have the same length, so that the end alone identifies a window.
+    None: the length varies.
+    """
     ends: WindowAssigner
-    """Windows that bring the results of one window together, whose time is its last ms."""
+    """Assigner that collects the results of one window. The time of each result is the last ms of
+    its window.
+    """
 
     @property
     def assigner(self) -> WindowAssigner:

@@ -80,7 +80,7 @@ class Functions:
     by_name: Mapping[str, UserFunction] = field(default_factory=dict)
 
     def find(self, node: exp.Expr) -> UserFunction | None:
-        """Returns the function that `node` calls, None if it is not one of the user's."""
+        """Returns the user's function that `node` calls, or None if it calls a function of SQL."""
         if not self.by_name:
             return None
         folded = {name.casefold(): one for name, one in self.by_name.items()}

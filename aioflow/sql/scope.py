@@ -86,7 +86,7 @@ class Merged:
     fields: tuple[Field, ...]
     """All of these columns."""
     values: tuple[Field, ...]
-    """Those of which the first that is not NULL is the value."""
+    """The merged columns. The value is the first of them that is not NULL."""
 
 
 class Scope:
@@ -101,9 +101,10 @@ class Scope:
         return self.values(column)[0]
 
     def values(self, column: exp.Column) -> tuple[Field, ...]:
-        """Returns the fields of which the first that is not NULL is the value of `column`.
+        """Returns the fields that give the value of `column`.
 
-        It is one field, except for a column that a FULL JOIN merged. Raises SqlError at the column.
+        It is one field, except for a column that a FULL JOIN merged. The value is then the first
+        that is not NULL. Raises SqlError at the column.
         """
         relations: Iterable[Named] = self.relations
         if column.table:

@@ -118,7 +118,8 @@ def script(
 
 
 def _prune(graph: StreamGraph, before: Sequence[int], read: Sequence[int]) -> None:
-    """Removes the new nodes of `graph` that no statement reads, as those of an unread view.
+    """Removes the new nodes of `graph` that no statement reads, such as the nodes of an unread
+    view.
 
     `before` are the nodes that it already had, and `read` the nodes whose inputs are needed.
     """
@@ -208,7 +209,7 @@ class CreatedView(View):
 
 
 class Script(Planner):
-    """Carries out the statements of a text, and keeps what they define."""
+    """Carries out the statements of a script, and keeps the tables and views that they define."""
 
     def __init__(self, tables: Mapping[str, Relation], compiler: Compiler) -> None:
         super().__init__(tables, compiler)
@@ -258,7 +259,7 @@ class Script(Planner):
         return sources.QueryStream(relation if relation.is_open else relation.as_rows())
 
     def script(self, statements: Sequence[exp.Expr], console: Console | None) -> None:
-        """Adds the INSERTs of a script to the flow, and what they read."""
+        """Adds the INSERTs of a script to the flow, with the tables and views that they read."""
         graph = self.compiler.flow.graph
         definitions: list[exp.Expr] = []
         for one in statements:

@@ -73,8 +73,8 @@ class UpdateStream(DataStream[Upsert[dict[str, Any]]]):
         self.relation = relation
 
     def sink(self, sink: Any, *, parallelism: int | None = None, **options: Any) -> UpdateStream:
-        """Writes the upserts, those of a row in their order. Raises GraphError for a sink of a
-        table that would not replace rows by their key.
+        """Writes the upserts. Upserts of one row stay in their order. Raises GraphError for a sink
+        of a table that would not replace rows by their key.
         """
         as_sink(sink).check_upserts(self.relation.identity or ())
         stream = self if parallelism is None else self.key_by(key_of)

@@ -40,7 +40,7 @@ _TIME = re.compile(
 def apply(function: Callable[..., Any], *operands: Any, **traits: Any) -> Expr[Any]:
     """Returns the expression of `function` of the operands, which are expressions or plain values.
 
-    `traits` are fields of its `Operation`, beside those that the function brings.
+    `traits` are further fields of its `Operation`.
     """
     operation = _OPERATIONS.get(function) or Operation(
         name=traits.get("name") or function.__name__, function=function

@@ -1,4 +1,4 @@
-"""Assigners of windows that SQL adds: cumulative ones, and those that records name themselves."""
+"""Window assigners of SQL: cumulative windows, and windows whose bounds are fields of records."""
 
 from __future__ import annotations
 

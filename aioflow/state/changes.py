@@ -75,9 +75,9 @@ A keyed stream with little traffic has smaller batches.
 """
 
 TOUCHED_ALONE = 4
-"""Number of keys from which a batch costs less than its keys one by one.
+"""Number of keys from which noting a batch at once is cheaper than noting each key.
 
-Where timers are due between any two records, batches are of one record.
+If timers are due between all records, batches have one record.
 """
 
 Keys = set[Any] | dict[Any, Any] | list[Any]
@@ -222,8 +222,7 @@ class Generation:
         """Space -> key -> former value, of keys that were touched while a snapshot was unfinished.
         """
         self.whole: dict[Space, None] = {}
-        """Spaces of which all keys count as touched, because they were created in this generation.
-        """
+        """Spaces that were created in this generation. All of their keys count as touched."""
         self.drops: dict[tuple[str, Any], int] = {}
         """(table, namespace) of the spaces that were dropped in this generation and are older,
         with the generation in which the oldest was created.

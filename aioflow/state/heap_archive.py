@@ -42,7 +42,7 @@ most twice its changes.
 """
 
 SMALL_FILES_MAX = 4
-"""Number of files of about the new file's size that are merged with it into one."""
+"""Number of files of about the size of the new file at which they are merged with it into one."""
 
 SMALL_SHARE = 48
 SMALL_ROWS = 1_024
@@ -106,7 +106,7 @@ class Archive:
     It is less than the number of rows of the next section.
     """
     is_plain: bool = False
-    """Whether the only file is plain, so that its keys are not known."""
+    """Whether the single file is plain (see `heap_churn`), so its keys are not known."""
 
     def after(self, choice: Choice, file: WrittenFile) -> Archive:
         """Returns the archive after `file` was written according to `choice`."""
@@ -149,7 +149,7 @@ class Choice:
 
     @property
     def is_base(self) -> bool:
-        """Whether no file is kept, so that the new file is the first of the list."""
+        """Whether no file is kept. The new file is then the first of the list."""
         return self.first >= self.end
 
     def again(self, archive: Archive) -> Iterator[list[tuple[int | None, SpokenKeys]]]:

@@ -114,7 +114,7 @@ REMOVED_SHARE = 16
 def fires_most(firing: int, rows: int) -> bool:
     """Returns whether `firing` timers, which are due, are most of a state with `rows` other rows.
 
-    They will soon be gone, so notes and key groups of their file would be in vain.
+    They will soon be gone, so it does not pay to note changes, or to sort the file by key group.
     """
     return firing >= max(FIRING_MIN, rows)
 

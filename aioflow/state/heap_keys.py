@@ -66,11 +66,9 @@ source to the sink.
 """
 
 LONG_S = 0.004
-"""Minimum time of a long yield: each of its turns was that of a task with more work than it may do
-at once.
+"""Minimum duration of a long yield, in which other tasks had more work than one slice.
 
-At a steady rate the other tasks have to make up for one slice only, which takes a half-busy loop
-less time.
+At a steady rate they only make up for one slice, which takes less time on a half-busy loop.
 """
 
 LONG_BREATHS = 3
@@ -319,8 +317,8 @@ class GatheredKeys:
                 break
             count += len(last)
             parts.append(last)
-        # Taken at this moment: a key that is removed later is in the list, and one that returns
-        # later is in one of these.
+        # Taken now: a key that is removed later is in the list, and a key that returns later is in
+        # one of these tables.
         parts += [
             list(filterfalse(space.entries.__contains__, saved.get(space, ())))
             for saved in self._saved_since()
@@ -367,9 +365,8 @@ class CutKeys:
             if self._taken is not None:
                 before = len(self._taken)
                 self._taken.update(dict.fromkeys(some))
-                some = list(islice(reversed(self._taken), len(self._taken) - before))[
-                    ::-1
-                ]  # New keys came last.
+                # New keys came last.
+                some = list(islice(reversed(self._taken), len(self._taken) - before))[::-1]
                 if not some:
                     continue
             wanted -= len(some)
@@ -490,9 +487,8 @@ class Retired:
             notes = self._notes[-1]
             take: Callable[[], Any] = notes.popitem if isinstance(notes, dict) else notes.pop
             freed = min(len(notes), FREED_A_SLICE)
-            deque(
-                starmap(take, repeat((), freed)), maxlen=0
-            )  # The fastest way to call `take` for each.
+            # The fastest way to call `take` for each.
+            deque(starmap(take, repeat((), freed)), maxlen=0)
             if not notes:
                 self._notes.pop()
             await pace.looked_at(1 + freed // FREED_A_KEY)

@@ -227,8 +227,8 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
         own = [was_there for name, was_there in raw.items() if not name.startswith(INTERNAL_PREFIX)]
         if any(own):
             return {}
-        # An operator whose raw tables were not restored is new under this uid. An operator without
-        # raw tables does not use those of others.
+        # If none of its raw tables was restored, the operator is new under this uid. An operator
+        # without raw tables cannot use restored ones.
         return {
             name: table
             for name, table in self._tables.items()

@@ -166,7 +166,7 @@ class BroadcastState(ReadOnlyBroadcastState):
         self._entries.clear()
 
     def read_only(self) -> ReadOnlyBroadcastState:
-        """Returns the same map without the methods that change it."""
+        """Returns a view of the map that cannot change it."""
         return ReadOnlyBroadcastState(self.name, self._entries)
 
 
@@ -212,9 +212,8 @@ class HeapOperatorStateBackend:
         return snapshot
 
     def lend(self) -> None:
-        """Notes that a function holds this backend, or a context that has this backend.
-
-        The function may request state at any time.
+        """Notes that a function holds a reference to this backend, and may request state at any
+        time.
         """
         self.is_lent = True
 
@@ -374,9 +373,8 @@ def encode_in_parts(
                 ) from error
             if begin + ENCODED_AT_ONCE < len(values):
                 yield
-        if (
-            name in snapshot.uncopied
-        ):  # The value may have changed since the checkpoint began, so its bytes would be wrong.
+        if name in snapshot.uncopied:
+            # The value may have changed since the checkpoint began, so its bytes would be wrong.
             raise ValueNotSupported(
                 f"{place}: a value cannot be copied ({snapshot.uncopied[name]}), and would go on "
                 "changing while the checkpoint is written; "

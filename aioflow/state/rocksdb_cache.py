@@ -40,7 +40,7 @@ access to that key.
 """
 
 ROWS_FEW = 64
-"""Maximum number of rows of a space that are tracked one by one."""
+"""Maximum number of rows of a space that are kept track of one by one."""
 
 ENTRY_BYTES = 200
 VALUE_FACTOR = 4
@@ -157,7 +157,7 @@ class Space:
         return list(map(self.entries.get, keys, repeat(MISSING)))
 
     def named(self) -> dict[Any, int]:
-        """Returns the dict of dirty keys, to which the caller may add keys."""
+        """Returns the dict of dirty keys. The caller may add keys to it."""
         cache = self.cache
         if self.token is not cache.token:
             self.token, self.dirty, self.fresh = cache.token, {}, set()
@@ -459,9 +459,7 @@ class Cache:
             self.opened().write(batch)
 
     def load(self, space: Space, rows: Iterable[tuple[bytes, bytes]]) -> int:
-        """Loads those of `rows` of the database whose keys memory does not know, and returns how
-        many.
-        """
+        """Loads those `rows` of the database whose keys are not in memory. Returns their number."""
         before = len(space.entries)
         for row, content in rows:
             key, value = self.codec.entry(space, row, content)

@@ -120,12 +120,12 @@ class Database:
         except Exception as error:
             raise StateError(f"RocksDB in {path} cannot be opened: {error}") from error
         self._write = rocksdict.WriteOptions()
-        # A property; its stub says that it is a method.
+        # A property, although its stub declares a method.
         setattr(self._write, "disable_wal", True)  # noqa: B010
 
     def get(self, rows: list[bytes]) -> list[bytes | None]:
         """Returns the value of each of `rows`."""
-        # It takes a list of one type, and gives one.
+        # It takes and returns a list of one type.
         return self._db.get(rows)  # type: ignore[arg-type, return-value]
 
     def write(self, batch: WriteBatch) -> None:

@@ -46,7 +46,7 @@ SPACES = 0xFFFF
 
 TIME_BYTES = 16
 TIME_BIAS = 1 << 127
-"""Added to timestamps, so that the order of bytes is the order of timestamps."""
+"""Added to timestamps, so that their bytes sort like the timestamps."""
 
 END = b"\xff" * (PREFIX_BYTES + 1)
 """A bound above all rows."""

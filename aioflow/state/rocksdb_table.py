@@ -43,7 +43,7 @@ class RocksTable:
         self.result: Callable[[Any], Any] | None = None
         self.index: Any = None
         self.checked: set[type] = set(ATOMS)
-        """Types of which one value is known to be encodable."""
+        """Types of which a value has been encoded without an error."""
         self._cache = cache
         self._codec = codec
         self._on_change = on_change

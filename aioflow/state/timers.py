@@ -501,7 +501,7 @@ class InternalTimerService:
 
     @property
     def event_time_done(self) -> int:
-        """The event time up to which no timer is left, while due timers fire."""
+        """Event time before which all timers have fired, also while due timers fire."""
         return min(self.current_watermark, self._event.next_time - 1)
 
     @property
@@ -615,7 +615,7 @@ class InternalTimerService:
         Overdue processing-time timers fire with the first mail.
         """
         self._event, self._processing = event, processing
-        # Each element may call these, so no method of this class stands between.
+        # Functions may call these for each element, so they are the queue's own methods.
         self.register_event_time_timer, self.delete_event_time_timer = event.add, event.delete
         self.current_watermark = MIN_WATERMARK if watermark == MAX_WATERMARK else watermark
         self._schedule()

@@ -34,8 +34,8 @@ from aioflow.state.views import (
 __all__ = ["VIEWS", "ExpiryIndex", "SweepIndex", "TimedView", "convert"]
 
 REMOVED_PER_WRITE = 4
-"""Number of values removed at each write: above the one value that a write can add, so that the
-backlog shrinks, and small enough not to be noticed.
+"""Maximum number of expired values that one write removes. It is above the one value that a write
+adds, so the backlog shrinks.
 """
 
 SLICES = 8
@@ -361,7 +361,7 @@ class TimedValueView(TimedView, ValueView):
         self._store[key] = now, value
         if before is not None and since <= before[0] <= now:
             return
-        # As `_written`, without a call of its own.
+        # Does the same as `_written`, inline.
         for namespace, ended in index.written(self._namespace, key, now):
             self._settle(namespace, ended, now)
 

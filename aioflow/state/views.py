@@ -113,9 +113,8 @@ class View:
     def clear(self) -> None:
         """Removes the state of the current key."""
         key = self._backend.current_key
-        if (
-            key in self._entries
-        ):  # The lookup raises without a current key; `pop` of an empty dict would not.
+        if key in self._entries:
+            # The lookup raises without a current key; `pop` of an empty dict would not.
             if (dirty := self._dirty) is not None and key not in dirty:
                 dirty[key] = key in self._entries
             del self._store[key]

@@ -126,8 +126,8 @@ class InputBarriers:
         self._carry_out(self._alignment.end_of_partition(channel, self._now_ms()))
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """Handles a trigger of the coordinator: it replaces the barriers of open inputs that will
-        not send one.
+        """Handles a trigger of the coordinator. The trigger replaces the barriers of open inputs
+        that will send none.
         """
         self._count()
         self._carry_out(self._alignment.trigger(barrier, self._now_ms()))

@@ -102,9 +102,8 @@ class _Stage:
         self.operator = operator
         self.first = first
         self.last = last
-        self.waiting: deque[tuple[RecordBatch, int, int]] = (
-            deque()
-        )  # (batch, records already taken, input index)
+        # (batch, records already taken, input index)
+        self.waiting: deque[tuple[RecordBatch, int, int]] = deque()
         self.watermark = MIN_WATERMARK
         """The watermark after the records it has processed."""
         self.ns_per_record = 0.0
@@ -140,7 +139,7 @@ class OperatorChain:
     holds_end = True
     """Whether MAX_WATERMARK waits for `end_event_time`.
 
-    Where False, it passes like any other watermark.
+    If False, it passes like any other watermark.
     """
 
     def __init__(
@@ -176,7 +175,9 @@ class OperatorChain:
             tuple[int, RecordBatch]
         ] = []  # Emitted in `open`, before there were stages.
         self.over_room = False
-        """Whether operators that keep their input take it beyond their room, for a checkpoint."""
+        """Whether operators that keep their input accept it beyond their room, because a checkpoint
+        waits.
+        """
         self.overfull: Operator | None = None
         """The last operator that took records beyond its room. The loop resets it to None."""
         self.slowest_operator: Operator | None = None
@@ -270,9 +271,8 @@ class OperatorChain:
     @property
     def has_work(self) -> bool:
         """Whether work waits between or inside the operators."""
-        for (
-            stage
-        ) in self._stages:  # Called twice per slice; `any` with a generator is four times as slow.
+        for stage in self._stages:
+            # Called twice per slice; `any` with a generator is four times as slow.
             if stage.waiting or (stage.may_pend and stage.operator.has_pending):
                 return True
         return bool(self.restored)
@@ -481,9 +481,8 @@ class OperatorChain:
                     self._measure_columns(stage, finished - now)
                 else:
                     self._measure(stage, (finished - now) / taken, len(out.values) / taken)
-            if (
-                finished - now > SLOW_NS and self.operators
-            ):  # Without operators the source or the output was slow.
+            if finished - now > SLOW_NS and self.operators:
+                # Without operators the source or the output was slow.
                 self.slowest_operator = operator
             now = finished
             if now >= deadline or not self._output_availability.is_available:

@@ -507,8 +507,8 @@ def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredCh
         end, records = _before_the_end(line), deque[Waiting]()
         for one in line.waiting:
             if one.stage > timed_stages:
-                # Behind an operator that assigns event time, which has its own scale and sends it
-                # again.
+                # The stage comes after an operator that assigns event time. That operator has its
+                # own time scale and sends its watermark again.
                 if one.batch.values and len(lines) > 1:
                     one = Waiting(
                         one.stage, one.input_index, one.batch.with_watermarks(None), MIN_WATERMARK

@@ -432,7 +432,7 @@ class SubtaskCheckpoints:
     def _written(self, checkpoint: TaskCheckpoint, _writing: asyncio.Task[None]) -> None:
         """Cleans up after a write.
 
-        Done here because a child that is cancelled before its first step cannot do it.
+        The child itself cannot: it may be cancelled before its first step.
         """
         if self._checkpoints.get(checkpoint.checkpoint_id) is checkpoint:
             del self._checkpoints[checkpoint.checkpoint_id]
@@ -450,9 +450,8 @@ class SubtaskCheckpoints:
     ) -> CheckpointStats:
         capture = checkpoint.capture
         alignment_ms, processed = take.alignment_ms, take.alignment_processed
-        if (
-            capture is not None and capture.alignment_ms is not None
-        ):  # The last barrier came after the checkpoint was taken.
+        if capture is not None and capture.alignment_ms is not None:
+            # The last barrier came after the checkpoint was taken.
             alignment_ms, processed = capture.alignment_ms, capture.alignment_processed
         return CheckpointStats(
             start_delay_ms=take.start_delay_ms,

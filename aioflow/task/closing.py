@@ -86,9 +86,8 @@ def naming(operator: Operator, what: str) -> Iterator[None]:
 def naming_source(
     context: TaskOperatorContext, scope: Scope, what: str = "open()"
 ) -> Iterator[None]:
-    """Attributes tasks and threads that a reader starts in `open()` to the source.
-
-    Another operator may be the current one meanwhile.
+    """Attributes the tasks and threads that a reader starts in `open()` to the source, although
+    another operator may be current.
     """
     token = enter_scope(scope.at(context))
     try:

@@ -198,7 +198,7 @@ class TaskOperatorContext:
     """
 
     offers_mailbox = True
-    """Whether the task runs mail at any time, so that functions may put some."""
+    """Whether functions may put mail, because the task runs mail at any time."""
 
     def __init__(
         self,
@@ -353,9 +353,9 @@ class TaskOperatorContext:
         name: str,
         context: Context | None = None,
     ) -> asyncio.Task[None]:
-        """Starts a helper task in the task's group, which runs in `context`.
+        """Starts a helper in the group of the task, with the context variables of `context`.
 
-        Its error fails the task, with a note that names this operator.
+        An error of the helper fails the task, with a note that names this operator.
         """
         try:
             task = self._services.group.create_task(

@@ -101,7 +101,7 @@ class TaskEnd:
         checkpoints: SubtaskCheckpoints,
         timers: ProcessingTimeService,
     ) -> None:
-        """`timers` are the task's own, beside those of its operators."""
+        """`timers` are the timers of the task itself, not of its operators."""
         self._life = life
         self._runtime = runtime
         self._output = output
@@ -130,7 +130,7 @@ class TaskEnd:
         if drain:
             await self._runtime.finish(self._settle)
         await self._runtime.quiesce_timers()
-        # Mail that was sent meanwhile runs now, and its output goes out before the end does.
+        # Mail that was sent meanwhile runs now, so that its output leaves before the end.
         await self._settle()
         self._runtime.end_of_data()
         await self._settle()

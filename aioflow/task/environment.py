@@ -100,7 +100,8 @@ class TaskOptions:
     the store.
     """
     local_recovery: str | None = None
-    """Directory for copies of checkpointed state, instead of memory; "": that of temporary files.
+    """Directory for copies of checkpointed state. "" means the directory of temporary files, None
+    means memory.
     """
     local_recovery_bytes: int = LOCAL_FILE_BYTES_MAX
     """Bytes of copies that a process keeps in `local_recovery`."""
@@ -267,7 +268,7 @@ class ResourceScope:
                 name: await self.get(other)
                 for name, other in injected_parameters(resource.factory).items()
             }
-            # Its own resources were opened before it, so they are closed after it.
+            # The resources that it uses were opened before it, so they are closed after it.
             self._opened[resource] = self._opened.pop(resource)
             async with contextlib.AsyncExitStack() as stack:
                 value = await _enter(resource, arguments, stack)
@@ -283,18 +284,16 @@ class ResourceScope:
                 entry.ready.cancel()
                 raise
             if entry.ready.done():
-                if not isinstance(
-                    error, Exception
-                ):  # An error while closing must not end the program.
+                if not isinstance(error, Exception):
+                    # An error while closing must not end the program.
                     told = RuntimeError(f"user code raised {type(error).__name__}")
                     told.__cause__, error = error, told
                 note_once(error, f"while closing resource {resource.name!r}")
                 entry.error = error
                 return
             self._opened.pop(resource, None)
-            if isinstance(
-                error, GeneratorExit
-            ):  # It would close the coroutine that awaits the resource.
+            if isinstance(error, GeneratorExit):
+                # It would close the coroutine that awaits the resource.
                 told = RuntimeError(f"user code raised {type(error).__name__}")
                 told.__cause__, error = error, told
             note_once(error, f"while opening resource {resource.name!r}")

@@ -133,10 +133,8 @@ class TaskExecution:
             stuck = self.task.stuck
             if self.task.failure is not None and self.state is not ExecutionState.CANCELING:
                 stuck.__cause__ = self.task.failure
-            error, self.state = (
-                stuck,
-                ExecutionState.RUNNING,
-            )  # Also after a cancellation, which has not worked.
+            # Also after a cancellation, which has not worked.
+            error, self.state = stuck, ExecutionState.RUNNING
         producer = self.task.failed_producer
         if self.state is ExecutionState.CANCELING or (error is not None and error is producer):
             if error is not None and error is not producer:

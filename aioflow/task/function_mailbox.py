@@ -5,7 +5,7 @@ So a callback may use the state and the attributes of its function without a loc
 thread has put it. After Flink's MailboxExecutor.
 
 Invariant: a callback runs in the owner of the task, or not at all. While it runs, the current key
-of the operator is `key`, and the current key that was before is restored behind it.
+of the operator is `key`. Afterwards the former current key is restored.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FunctionMailbox:
         )
 
     async def yield_(self) -> None:
-        """Waits for one mail of this function or of those behind it in the task, and runs it."""
+        """Waits for one mail of this function, or of a later function in the task, and runs it."""
         ctx = self._ctx
         try:
             await self._executor.yield_()

@@ -192,8 +192,8 @@ class TaskLoop(ABC, Generic[InputT]):
     def _run_over_room(self) -> ChainStatus:
         """Passes records to operators that have no room, so that the checkpoint does not wait.
 
-        The producers are asked for little more: each checkpoint may add to the state of an operator
-        whose calls hang.
+        Asks producers for small batches, because each checkpoint may add to the state of an
+        operator whose calls hang.
         """
         self._stalled()
         self._chain.over_room = True
@@ -416,7 +416,7 @@ class SourceLoop(TaskLoop[SourceInput]):
         return status
 
     def _suspend(self, reason: str, until: Availability) -> None:
-        """Suspends the action; the source notes that it is not polled, unless it has no data."""
+        """Suspends the action. Unless the input has no data, it notes that nothing polls it."""
         if reason != IDLE:
             self.input.pause()
         self._parking.suspend(reason, until)

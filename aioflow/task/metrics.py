@@ -50,7 +50,9 @@ HARD = "overdraft"
 """Reasons for a suspension, as the mailbox counts them."""
 
 SPLITS_MAX = 100
-"""Splits of a subtask with metrics of their own: a folder may hold a million files."""
+"""Maximum number of splits of a subtask that have metrics of their own. A folder may hold a million
+files.
+"""
 
 WINDOW_S = 1.0
 """Shortest period for a rate. An earlier reading uses the same start again."""
@@ -474,7 +476,9 @@ class TaskMetrics:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Returns the names, numbered where one repeats: each operator has metrics of its own."""
+    """Returns the names, with numbers added to repeated ones, so that each operator has its own
+    metrics.
+    """
     seen: dict[str, int] = {}
     unique = []
     for name in names:

@@ -80,7 +80,7 @@ class MutationGuard:
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
-        # By identity; the value is kept, so that no other object can get the same id.
+        # Keyed by identity. The value is kept, so that no other object can get the same id.
         self._remembered: OrderedDict[int, tuple[Any, Digest]] = OrderedDict()
 
     @property

@@ -129,8 +129,8 @@ class NetworkInput:
         Overtaking barriers must not wait until there is room for records.
         """
         gates = [(part.gate, part.first_channel) for part in self._inputs]
-        # The barriers of waiting sources come at once. Records that come before them belong after
-        # the first input, and a restored checkpoint would process them before it.
+        # Sources that wait send their barriers at once. Records before these barriers must be
+        # processed after the first input. A restored checkpoint would process them before it.
         never = self._channels_where(
             lambda part: (
                 not part.may_be_overtaken

@@ -199,9 +199,8 @@ class RecordWriter:
                     continue
                 while True:
                     written += builder.extend(part, written)
-                    if (
-                        written < count or builder.is_full
-                    ):  # Full, or of another shape than the open batch.
+                    if written < count or builder.is_full:
+                        # Full, or of another shape than the open batch.
                         subpartition.seal()
                     if written == count or builder.is_closed:
                         break
@@ -257,7 +256,9 @@ class RecordWriter:
 
 
 class TaskOutput:
-    """All writers of a task: the main ones, and those of side outputs by tag and operator."""
+    """All writers of a task: the writers of the main output, and the writers of side outputs by tag
+    and operator.
+    """
 
     def __init__(self) -> None:
         self._main: list[RecordWriter] = []
@@ -334,8 +335,8 @@ class TaskOutput:
         for writer in self._main:
             writer.emit(batch)
         if self._side and batch.watermark != MIN_WATERMARK:
-            # Side outputs follow event time too; their own records carry the watermark that they
-            # saw.
+            # Side outputs follow event time, too. Their own records carry the watermark that was in
+            # force for them.
             news = RecordBatch([], None, None, None, batch.watermark)
             for writers in self._side.values():
                 for writer in writers:

@@ -248,7 +248,8 @@ class _Keyed:
             error = failure_of(self._key, value, error)
         if isinstance(error, TypeError) and (
             "unhashable" in str(error) or "Cannot hash" in str(error)
-        ):  # The second is Decimal's.
+        ):
+            # The second is Decimal's.
             try:
                 canonical_key(self._key(value))
             except Exception as better:  # noqa: BLE001  # Its message is better than the first one.

@@ -74,8 +74,9 @@ def refuse_unclaimed(
 ) -> None:
     """Refuses state that an open operator cannot use, so that it is not dropped silently.
 
-    `changes` names settings of the operator that have changed. A function may claim its state with
-    the first element, or later: state that it has not claimed yet stays. Raises RestoreError.
+    `changes` is a text with the settings of the operator that have changed. A function may claim
+    its state with the first element, or later: state that it has not claimed yet stays. Raises
+    RestoreError.
     """
     state = context.operator_state
     unclaimed = state.unclaimed()

@@ -180,7 +180,8 @@ class OperatorRuntime:
     ) -> None:
         """`chain` has no operators yet. `scope` is set to the operator that runs.
 
-        `priority` is that of the first node's mail; those behind have higher ones.
+        `priority` is the mail priority of the first operator. Later operators have higher
+        priorities.
         """
         self.contexts: list[TaskOperatorContext] = []
         """Contexts of every node of the chain."""
@@ -280,7 +281,7 @@ class OperatorRuntime:
 
     @property
     def makes_watermarks(self) -> bool:
-        """Whether an operator assigns event time and idleness of its own."""
+        """Whether one of the operators assigns event time and idleness."""
         return self.timed_stages < len(self.operators)
 
     @property
@@ -446,9 +447,9 @@ class OperatorRuntime:
 
 
 class Drive:
-    """Works off mail and chains outside of the mailbox loop, for tasks with a pace of their own.
+    """Runs mail and chains without the mailbox loop, for tasks that decide themselves when to work.
 
-    Consumers go first, so that little is held in between.
+    Consumers go first, so that little data waits between them.
     """
 
     def __init__(

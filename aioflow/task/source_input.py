@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["HAND_OVER_NS", "HandOver", "SourceInput"]
 
 HAND_OVER_NS = 10_000_000
-"""Target time for the chain: five slices, so that chains with full slices get full batches."""
+"""Target duration of the chain's work for one poll: five slices, so that the chain gets full
+batches.
+"""
 
 
 class HandOver:
@@ -207,7 +209,7 @@ class SourceInput:
             return
         over = self._is_finished or self._idle_since_ms is not None
         if self._held and not over:
-            # A split that has ended meanwhile no longer holds back those ahead of it.
+            # A split that has ended no longer holds back the splits that are ahead of it.
             self._advance(() if self._quiet is None else self._quiet.idle)
         report(MAX_WATERMARK if over else self._times.current)
         self._schedule(self._now_ms() + strategy.alignment.every_ms, self._report_progress)
@@ -235,7 +237,7 @@ class SourceInput:
 
     @property
     def has_splits(self) -> bool:
-        """Whether it has, or had, splits: then it has an event time of its own."""
+        """Whether this input has or had splits, and therefore an event time of its own."""
         return bool(self._ids)
 
     @property
@@ -292,7 +294,7 @@ class SourceInput:
         if self._stopped is not None and not (self._drains_reader and not self._is_finished):
             return self._stopped
         if self._is_held and (self._waits or self._times.current > self._limit):
-            # Not polled, so that it neither becomes idle nor has more than it has read ahead.
+            # The reader is not polled, so it does not become idle, and reads no further ahead.
             self.pause()
             self.availability.set_unavailable()
             return InputStatus.NOTHING_AVAILABLE
@@ -390,9 +392,8 @@ class SourceInput:
         self._times.all_finished()
         if self._strategy is not None and self._idle_since_ms is None:
             self._become_idle(self._now_ms())
-            return (
-                InputStatus.MORE_AVAILABLE
-            )  # The task reports it in its next turn, and must not sleep before.
+            # The task reports it in its next turn, and must not sleep before.
+            return InputStatus.MORE_AVAILABLE
         self.availability.set_unavailable()
         return InputStatus.NOTHING_AVAILABLE
 

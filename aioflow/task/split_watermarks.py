@@ -1,9 +1,9 @@
 """Event time of a source task: each split has a generator, and the task has their minimum.
 
-A split that was read to its end counts as the end of time, and an idle one is left out. A split
-that waits for its turn is neither. So a reader that takes one file after the other makes no record
-late. A split that was found later starts at the task's watermark. It cannot take event time back,
-so its older records are late.
+A split that was read to its end counts as the end of time, and an idle split is ignored. A split
+that waits for its turn counts with its own time. So a reader that takes one file after the other
+makes no record late. A split that was found later starts at the task's watermark. It cannot take
+event time back, so its older records are late.
 
 Invariant: the watermark never goes back, not even in a restore, if the splits stay with their
 subtask.
@@ -134,7 +134,7 @@ class SplitWatermarks:
         if combined == before or watermarks is None:
             watermarks = None if combined == before else [before] * len(values)
         elif had <= after <= others and before <= watermarks[0]:
-            pass  # The other splits are ahead, as while they follow each other in time.
+            pass  # The other splits are ahead, as is normal if splits follow each other in time.
         elif type(watermarks) is not list:
             from aioflow.columns.expressions import clamped
 

@@ -282,7 +282,9 @@ class StreamTask:
         return loop
 
     def _assemble(self, assembly: TaskAssembly) -> NetworkLoop | SourceLoop:
-        """Makes operators and input, which calls user code; then the parts that need them."""
+        """Makes the operators and the input, which calls user code, and then the parts that need
+        them.
+        """
         runtime, output, restore = self._runtime, self._output, self.descriptor.restore
         assembly.add_operators()
         operators = runtime.contexts[runtime.node_index(0) :]

@@ -279,7 +279,7 @@ def _compare(rows: Sequence[Any], expected: Sequence[Any]) -> None:
 def _without(
     rest: list[Any], rows: Sequence[Any], form: Callable[[Any], Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Removes `rows` from `rest`, where their forms are equal; returns what is left of both."""
+    """Removes rows that both lists contain, compared by their forms. Returns the two rests."""
     forms, strange = [form(row) for row in rest], []
     for row in rows:
         try:

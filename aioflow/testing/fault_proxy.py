@@ -186,9 +186,9 @@ class _Link:
 
 
 class _End(asyncio.Protocol):
-    """One end.
+    """One end of a connection.
 
-    What it receives it hands to the other end, `None` standing for the end of the stream.
+    It passes all received data to the other end. `None` stands for the end of the stream.
     """
 
     other: _End

@@ -198,7 +198,7 @@ class OperatorHarness:
     def close(self) -> None:
         """Closes the functions.
 
-        Leaves no results behind that were not there before; again does nothing.
+        Results that this causes are dropped. Idempotent.
         """
         self._finalizer.detach()
         self._task.close()

@@ -87,7 +87,7 @@ class HarnessPlan:
 
 
 def plan_of(target: Any, key: Any) -> tuple[HarnessPlan, HarnessPlan]:
-    """Returns the plan to run first, and that of every later run (after a restore).
+    """Returns two plans: for the first run, and for every later run (after a restore).
 
     They differ for an object that the test made: the first run uses that object, so that the test
     can look at it.

@@ -129,7 +129,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """`call_soon_threadsafe` wakes the selector; there is none."""
 
     def __del__(self) -> None:
-        """Holds nothing of the system, so it need not be closed, and says nothing about it."""
+        """Replaces the warning of asyncio: the loop holds no resources of the system, so it need
+        not be closed.
+        """
 
 
 class VirtualHost:
@@ -191,9 +193,8 @@ def outside_of_loops() -> Iterator[None]:
     if outer is None:
         yield
         return
-    swap = getattr(
-        asyncio.tasks, "_swap_current_task", None
-    )  # Python 3.12 and later; before, tasks are kept for each loop.
+    # Python 3.12 and later; before, tasks are kept for each loop.
+    swap = getattr(asyncio.tasks, "_swap_current_task", None)
     task = None if swap is None else swap(outer, None)
     asyncio._set_running_loop(None)
     try:
@@ -224,7 +225,7 @@ CLOSES_MAX = 8
 
 def end_generator(agen: AsyncGenerator[Any, Any]) -> None:
     """Closes an async generator where no loop runs any more."""
-    # One step ends it, unless it awaits in its `finally`.
+    # One step ends the coroutine, unless it awaits in a `finally`.
     try:
         agen.aclose().send(None)
     except BaseException:  # noqa: BLE001  # StopIteration, or an error of its cleanup.
@@ -247,7 +248,7 @@ def close_chain(awaited: Any) -> None:
         else None
     )
     if frame is not None:
-        # A task that never took its first step may have been given what it was to await.
+        # A task without a first step may still hold a coroutine that it was to await.
         chain += [value for value in frame.f_locals.values() if isinstance(value, CoroutineType)]
     for coro in reversed(chain):
         for _ in range(CLOSES_MAX):
@@ -255,6 +256,6 @@ def close_chain(awaited: Any) -> None:
                 coro.close()
                 break
             except RuntimeError:
-                continue  # It awaited again: the world is gone, so that await ends as well.
+                continue  # The coroutine awaited again. That await cannot complete, so it ends too.
             except BaseException:  # noqa: BLE001  # An error of its cleanup.
                 break

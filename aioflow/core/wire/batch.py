@@ -157,7 +157,7 @@ class TabledBytes(bytes):
 def standing_alone(content: bytes, codec: Codec, where: str, tables: EntryTables) -> bytes:
     """Returns the bytes of the same batch without references to tables.
 
-    `tables` are those of the channel, at either end.
+    `tables` are the tables of the channel, of its sender or its receiver.
     """
     if content[1] & (_COLUMNS | _TABLES) != _COLUMNS | _TABLES:
         return content
@@ -291,9 +291,8 @@ def _decode_columns(
     values = decode_column(view[at:], codec, tables)
     if flags & _KEYS_ARE_FIELD:
         if isinstance(values, ObjectColumn):
-            found[_KEYS] = _keys_of_field(
-                values.to_list(), field, codec
-            )  # The records' class has changed since.
+            # The records' class has changed since.
+            found[_KEYS] = _keys_of_field(values.to_list(), field, codec)
         elif not isinstance(values, ColumnBatch) or field not in values.columns:
             raise ValueError(f"its keys are field {field!r}, which the values do not have")
         else:

@@ -57,7 +57,7 @@ __all__ = [
 TABLES_MAX = 16
 """Maximum number of tables of a channel.
 
-A number never stands for another list, so that bytes that wait at either end stay valid.
+A table's number is never used for another list, so bytes that wait at either end stay valid.
 """
 
 ENTRIES_PER_RECORD = 4
@@ -213,7 +213,7 @@ _unpack = msgspec.msgpack.Decoder(list).decode
 def encode_column(
     column: Column, codec: Codec, owner: str, tables: EntryTables | None = None
 ) -> bytes:
-    """Returns the bytes of `column`; `tables` are those of the channel.
+    """Returns the bytes of `column`; `tables` are the tables of the channel.
 
     Raises TypeNotSupported naming `owner` for a value that cannot be encoded.
     """
@@ -236,7 +236,7 @@ def encode_stretches(
 def decode_column(
     content: bytes | memoryview, codec: Codec, tables: EntryTables | None = None
 ) -> Column:
-    """Returns the column of `encode_column`; `tables` are those of the channel.
+    """Returns the column of `encode_column`; `tables` are the tables of the channel.
 
     Raises ValueError or DecodeError.
     """

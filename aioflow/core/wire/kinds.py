@@ -1,5 +1,5 @@
-"""How the instances of a user's class are taken apart into the values of their fields, and made
-again from them.
+"""Takes instances of a user's class apart into the values of their fields, and makes instances from
+such values.
 
     dataclass, attrs    by attributes; `__init__` does not run
     NamedTuple          is its own row
@@ -288,7 +288,8 @@ def _model_creator(cls: Any, fields: tuple[str, ...], added: frozenset[str]) -> 
     beside = fields[count + 1 :]
     written = set(names) - added
     private = _private_defaults(cls)
-    # As Pydantic restores a pickled model; a class may have a `__setstate__` of its own.
+    # Pydantic restores a pickled model in the same way. A class may have a `__setstate__` of its
+    # own.
     restore = sys.modules["pydantic.main"].BaseModel.__setstate__
 
     def create(*values: Any) -> Any:

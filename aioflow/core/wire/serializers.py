@@ -179,7 +179,8 @@ class Codec:
             except (
                 OverflowError,
                 UnicodeEncodeError,
-            ):  # An int above 64 bits, or a lone surrogate, which is rare.
+            ):
+                # An int above 64 bits, or a lone surrogate, which is rare.
                 content = self._encode(values, careful=True)
         except TypeNotSupported as error:
             raise ValueNotSupported(f"{owner}: {error}") from None

@@ -46,8 +46,8 @@ __all__ = [
 ]
 
 STANDS_FOR = "__stands_for__"
-"""Attribute of a Struct class: the class for which it stands in, with the same fields in the same
-order.
+"""Name of an attribute of a Struct class. Its value is the class that the Struct replaces, which
+has the same fields in the same order.
 """
 
 _K = TypeVar("_K")
@@ -371,7 +371,7 @@ def _remedy(cls: type[Any]) -> str:
     return f"use a {EXPECTED}, or {register}"
 
 
-# The names in savepoints: those of the first release that wrote them. They are registered here,
-# because a process may read windows from another process without running a window itself.
+# Savepoints use these names, which the first release gave. They are registered here, because a
+# process may read windows of another process without running a window itself.
 register_type(TimeWindow, name="aioflow.operators.windowing:TimeWindow")
 register_type(GlobalWindow, name="aioflow.operators.windowing:GlobalWindow")

@@ -193,7 +193,9 @@ class Tagger:
         )
 
     def handles(self, kind: type[Any]) -> bool:
-        """Returns whether `kind` has a tag of its own, so that no class needs to be named."""
+        """Returns whether values of type `kind` are written with a tag, and not by the name of
+        their class.
+        """
         return kind in _TAG_BY_TYPE or is_of_numpy(kind)
 
     def tag_all(self, values: Collection[Any], depth: int) -> Collection[Any]:
@@ -438,9 +440,8 @@ def _tag_frozenset(tagger: Tagger, value: frozenset[Any], depth: int) -> Any:
 
 def _tag_members(tagger: Tagger, members: Collection[Any], depth: int) -> Collection[Any]:
     try:
-        members = sorted(
-            members
-        )  # Sorted if possible, so that equal sets give the same bytes in every process.
+        # Sorted if possible, so that equal sets have the same bytes in every process.
+        members = sorted(members)
     except TypeError:
         pass
     return tagger.tag_all(members, depth)

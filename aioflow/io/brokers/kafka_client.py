@@ -234,7 +234,9 @@ async def undisturbed(call: Coroutine[Any, Any, R]) -> R:
 
 
 def is_away(error: BaseException) -> bool:
-    """Returns whether no broker can be reached, or none is ready, so that a retry may succeed."""
+    """Returns whether the error means that no broker can be reached or is ready. A retry may then
+    succeed.
+    """
     if isinstance(error, ImportError):
         return False
     from aiokafka.errors import KafkaError
@@ -384,8 +386,8 @@ class KafkaPartitions:
         """Returns the ids of `former`, unchanged, and the splits of `found` that are not in
         `former`.
 
-        A new partition of a topic that was read before starts at its beginning. So does a topic
-        that matches the pattern.
+        A new partition of a topic that was read before starts at its beginning. A new topic that
+        matches the pattern starts at its beginning, too.
         """
         ids = [split.id for split in former]
         topics = {split.payload[0] for split in former}
@@ -506,5 +508,5 @@ class KafkaRecord(NamedTuple):
     offset: int
 
 
-# The names in savepoints: those of the first release that wrote them.
+# Savepoints use these names, which the first release gave.
 register_type(KafkaRecord, name="aioflow.io.kafka_topics:KafkaRecord")

@@ -121,9 +121,8 @@ class KafkaWriter(BaseWriter[Any]):
             await self._check(producer, topic)
             await self._learn(topic)
             limit = await message_limit(config, topic)
-            if limit is not None and not config.options.get(
-                "compression_type"
-            ):  # The limit applies to the sent bytes, so a compressed record may be larger.
+            if limit is not None and not config.options.get("compression_type"):
+                # The limit applies to the sent bytes, so a compressed record may be larger.
                 self._most = min(self._most, limit - OVERHEAD_BYTES)
 
     async def _check(self, producer: Any, topic: str) -> None:

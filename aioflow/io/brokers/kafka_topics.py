@@ -331,9 +331,8 @@ class KafkaReader(GroupReader):
                 consumer.assign(list(reads))
                 for one, split_id in reads.items():
                     consumer.seek(one, self._next[split_id])
-                await undisturbed(
-                    consumer.end_offsets(list(reads))
-                )  # This call opens the connections.
+                # This call opens the connections.
+                await undisturbed(consumer.end_offsets(list(reads)))
             if self.untold:
                 await self._tell(consumer)
             # Without partitions it reads all.
@@ -355,9 +354,8 @@ class KafkaReader(GroupReader):
             for one, records in fetched.items():
                 await self._hand_over(reads[one], records)
             for one, split_id in reads.items():
-                if (
-                    self._config.bounded
-                ):  # Transactions leave marks, so the end may lie after the last record.
+                if self._config.bounded:
+                    # Transactions leave marks, so the end may lie after the last record.
                     self._next[split_id] = max(self._next[split_id], await consumer.position(one))
 
     async def _hand_over(self, split_id: str, records: Sequence[Any]) -> None:
@@ -414,9 +412,8 @@ class KafkaReader(GroupReader):
                 TopicPartition(*self.splits[split_id].payload[:2]) for split_id in self.untold
             ]
             consumer.assign(partitions)
-            await undisturbed(
-                consumer.end_offsets(partitions)
-            )  # This call opens the connections, so no cancellation interrupts that.
+            # The call opens the connections, so a cancellation cannot interrupt the opening.
+            await undisturbed(consumer.end_offsets(partitions))
             await self._tell(consumer)
         finally:
             await undisturbed(consumer.stop())

@@ -48,7 +48,7 @@ BATCH_BYTES = 262_144
 """Size of a batch of a partition, unless options= has a `max_batch_size`."""
 
 KNOWN_BATCHES = 64
-"""Number of names that the metadata of an offset keeps, of its 4096 bytes. It exceeds the number of
+"""Number of names that the 4096 bytes of an offset's metadata hold. It exceeds the number of
 checkpoints of one writer that wait for their commit.
 """
 
@@ -140,7 +140,7 @@ class TransactionPool:
     async def open(self) -> None:
         """Fences former attempts and aborts their transactions after the restored checkpoint.
 
-        Of subtasks that do not exist any more, each has one heir.
+        One present subtask does this for each subtask that does not exist any more.
         """
         await self._check_attempt(self._id)
         self._register = await self._start(self._id)
@@ -277,7 +277,7 @@ class TransactionPool:
     def confirmed(self) -> None:
         """Notes that a checkpoint after the restored one is complete.
 
-        So all subtasks have committed what they were restored with.
+        So all subtasks have committed the transactions that they restored.
         """
         for one in self._transactions.values():
             if one.state is State.RESERVED:

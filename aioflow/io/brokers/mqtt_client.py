@@ -426,7 +426,7 @@ async def opened(
 
 
 class MqttWriter(ConfirmedWriter[tuple[str, bytes]]):
-    """A writer of the messages of one subtask. Its session has an id of its own."""
+    """Publishes the messages of one subtask. Each writer has a session with an id of its own."""
 
     _config: MqttConfig
 

@@ -288,7 +288,7 @@ class _MqttReader(AcknowledgingReader):
             arrived, self._arrived = self._arrived, []
             if arrived:
                 backoff.reset()
-                # Only QoS 0 has no window: the server then drops what it cannot send.
+                # QoS 0 has no window: the server drops messages that it cannot send.
                 connection.pause(len(arrived) + self._buffered >= self._capacity)
                 await self.put("mqtt", arrived)
                 connection.pause(False)

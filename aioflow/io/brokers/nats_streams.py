@@ -202,9 +202,8 @@ class _NatsReader(StreamReader):
         (split,) = self.splits.values()
         self._behind = split.position or 0
         payload = split.payload
-        end, self._made = (
-            payload if isinstance(payload, (list, tuple)) else (payload, None)
-        )  # Older checkpoints contain only the end.
+        # Older checkpoints contain only the end.
+        end, self._made = payload if isinstance(payload, (list, tuple)) else (payload, None)
         backoff = Backoff(self.ctx.host.rng, config.backoff)
         await backoff.persistently(partial(self._attempt, split, end, backoff), config, is_away)
 
@@ -244,9 +243,8 @@ class _NatsReader(StreamReader):
                         and info.num_pending == 0
                         and info.delivered.consumer_seq < expected
                     ):
-                        await self.put(
-                            split.id, [], last=True
-                        )  # The remaining messages were removed from the stream meanwhile.
+                        # The remaining messages were removed from the stream meanwhile.
+                        await self.put(split.id, [], last=True)
                         return
                     continue
                 backoff.reset()
@@ -322,7 +320,7 @@ class _NatsReader(StreamReader):
             pass  # The server has already deleted the consumer.
 
     async def _check(self, client: Any, split: Split) -> None:
-        """Raises an error unless the stream is the one that the position belongs to, and still has
+        """Raises an error if the position belongs to another stream, or if the stream no longer has
         the next messages.
         """
         from nats.js.errors import NotFoundError
@@ -345,9 +343,8 @@ class _NatsReader(StreamReader):
                 f"{made}: what was read is of another; restore it, or start with restore=None, "
                 "fresh=True"
             )
-        if (
-            behind > state.last_seq and behind != config.start
-        ):  # The user may have given a start number that the stream has not reached yet.
+        if behind > state.last_seq and behind != config.start:
+            # The user may have given a start number that the stream has not reached yet.
             raise StateError(
                 f"{config!r}: {split.id!r} was read up to {behind}, and its last message ever is "
                 f"{state.last_seq}: it was recreated or "

@@ -318,7 +318,7 @@ class _RabbitmqReader(AcknowledgingReader):
         self._lost = ""
         """The queue whose reading the server has ended."""
         self._ended: set[str] = set()
-        """Queues that were empty, so they are not read any more."""
+        """Queues that were found empty, and are no longer read."""
         self._stirred = asyncio.Event()
 
     @property

@@ -267,7 +267,7 @@ class ReadAhead:
     # Methods that the reader calls.
 
     def taken(self) -> None:
-        """Notes that data was polled, so there may be room again."""
+        """Notes that a poll has taken data from the buffer, which may have room again."""
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
@@ -346,7 +346,7 @@ class StreamReader(BaseReader[Any]):
         """
         self._decode = decode
         self._prepare = prepare
-        """Fetches what decoding these messages needs, such as their schemas."""
+        """Fetches the data that decoding needs, such as schemas."""
         self._malformed = Malformed(ctx, on_error)
         self._capacity = capacity
         self._positions: dict[str, Any] = {}
@@ -399,7 +399,8 @@ class StreamReader(BaseReader[Any]):
                     break
             values = self._take(chunk, max_records)
             if chunk.next == len(chunk.messages):
-                self._chunks.remove(chunk)  # The first one of its split, so it is found at once.
+                # Fast: the chunk is the first of its split, so it is near the front.
+                self._chunks.remove(chunk)
                 if chunk.last:
                     self.finished_splits.add(chunk.split_id)
             if values:

@@ -102,9 +102,8 @@ def open_client(config: RedisConfig) -> Any:
             socket_connect_timeout=ANSWER_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
         )
-        client.connection_pool.connection_class(
-            **client.connection_pool.connection_kwargs
-        )  # This checks the arguments, and does not connect yet.
+        # This checks the arguments, and does not connect yet.
+        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
         return client
     except TypeError as error:
         unknown = str(error).rpartition(" ")[2]

@@ -141,9 +141,8 @@ class _Keys(NamedTuple):
     def of(cls, stream: str, sink: str) -> _Keys:
         begin = stream.find("{")
         end = stream.find("}", begin + 1)
-        tag = (
-            stream[begin + 1 : end] if 0 <= begin < end - 1 else stream
-        )  # The part of the key from which a cluster computes the slot.
+        # The part of the key from which a cluster computes the slot.
+        tag = stream[begin + 1 : end] if 0 <= begin < end - 1 else stream
         return cls(stream, f"aioflow:{{{tag}}}:sinks", f"aioflow:{{{tag}}}:staged:{sink}")
 
     def batch(self, name: str) -> str:

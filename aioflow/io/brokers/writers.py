@@ -45,7 +45,7 @@ class ConfirmedWriter(BaseWriter[Any], Generic[M]):
         is_away: Callable[[Exception], bool],
         explained: Callable[[Exception], BaseException | None],
     ) -> None:
-        """`is_away` and `explained` are those of `Backoff.persistently`."""
+        """`is_away` and `explained` are passed to `Backoff.persistently`."""
         self._ctx = ctx
         self._config = config
         self._is_away = is_away

@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 BUFFERED_BYTES = 16 << 20
-"""Maximum number of bytes of rows that wait in memory, beside one block of messages."""
+"""Maximum size of the rows that wait in memory. One block of messages may wait in addition."""
 
 RECEIVED_BYTES = 1 << 20
 """Number of received bytes at which reading from the socket pauses."""
@@ -184,7 +184,8 @@ class ChangeReader(StreamReader):
 
     def position(self, split_id: str) -> Position | None:
         if not self._chunks:
-            # Kept, so that later positions are never before this one, which a checkpoint may have.
+            # Kept, because a checkpoint may contain this position, and later positions must not be
+            # before it.
             self._positions[split_id] = self.behind
         position: Position | None = self._positions[split_id]
         return position
@@ -273,7 +274,7 @@ class ChangeLog:
         end: int | None,
         ranges: SnapshotRanges | None,
     ) -> None:
-        """`ranges` are those of `begin`. `end` is the place at which to end."""
+        """`ranges` are as in `begin`. The reader ends at the place `end`."""
         _, self.done, self._cut, self._count, self._told_ranges, *self.more = begin
         self._config = config
         self._end = end
@@ -294,7 +295,7 @@ class ChangeLog:
         if self._ranges is not None and place >= self._ranges.end:
             self._ranges = self._told_ranges = None
         self.done = place
-        # A transaction that was cut comes again, until it was read to its end.
+        # The server sends a transaction again until it was read to its end.
         if self._cut < place:
             self._cut = self._count = 0
         self.behind = [LOG, place, self._cut, self._count, self._told_ranges, *self.more]

@@ -64,7 +64,7 @@ _DML = re.compile(r"(?:INSERT|UPDATE|DELETE|REPLACE|LOAD|WITH)\b", re.IGNORECASE
 
 
 class RowReader:
-    """Makes changes of the rows of one table that have the same columns."""
+    """Makes `Change` objects from the rows of one table, as long as its columns stay the same."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ def _select(table: Table, key: list[str], last: list[str]) -> str:
     columns = []
     for name, type_name in types.items():
         column = quoted(name, "a column")
-        # The text of a FLOAT has six digits; that of a DOUBLE has all of them.
+        # As a text, a FLOAT has six digits, and a DOUBLE has all digits.
         columns.append(f"{column} + 0e0" if type_name == "float" else column)
     ordered = [_ordered(name, types[name]) for name in key]
     where = ""

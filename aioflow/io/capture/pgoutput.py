@@ -45,7 +45,9 @@ Cell = bytes | _Unchanged | None
 
 
 class Begin(NamedTuple):
-    """The beginning of a transaction. Transactions come one after the other, by their commits."""
+    """The beginning of a transaction. Transactions arrive one after the other, in the order of
+    their commits.
+    """
 
     final_lsn: int
     """Place of the commit in the log."""
@@ -57,7 +59,7 @@ class Commit(NamedTuple):
     """The end of a transaction."""
 
     end_lsn: int
-    """Place after the transaction: the next one ends behind it."""
+    """Place in the log after the transaction. The next transaction ends later."""
 
 
 class RelationColumn(NamedTuple):

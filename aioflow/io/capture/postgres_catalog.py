@@ -244,7 +244,7 @@ async def load_types(connection: Any, oids: Sequence[int], types: dict[int, PgTy
 
 
 async def log_end(connection: Any) -> int:
-    """Returns the place up to which the server's log is written."""
+    """Returns the present end of the server's log."""
     return lsn_number(await connection.fetchval("SELECT pg_current_wal_flush_lsn()::text"))
 
 

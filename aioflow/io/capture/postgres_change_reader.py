@@ -83,7 +83,7 @@ logger = logging.getLogger(__name__)
 
 
 class RowReader:
-    """Makes changes of one table from cells, for one list of its columns."""
+    """Makes `Change` objects from the cells of one table, as long as its columns stay the same."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class PostgresChangeReader(ChangeReader):
         self._durable = 0
         """The place in the log that complete checkpoints cover."""
         self._written = 0
-        """The place in the log up to which everything was received."""
+        """Place in the log before which everything was received."""
         self._told = asyncio.Event()
         """Set when the server is to hear of a new `_durable`."""
         self._tables: dict[tuple[str, str], Table] = {}

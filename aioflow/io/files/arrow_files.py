@@ -197,7 +197,7 @@ class _ArrowFile:
 
         self._path = path
         self._counted = -1, 0
-        """The page of which parts were read last, and its number of rows."""
+        """The last page of which parts were read, and its number of rows."""
         try:
             self._file = pa.ipc.open_file(file)
             names = self._file.schema.names

@@ -321,7 +321,7 @@ class BlockFile:
         return f"{self._part.path} was {so_far}, and {what}"
 
     def close(self) -> None:
-        """Closes the files, also those of an `_open` that failed half-way."""
+        """Closes the files. If `_open` has failed, closes the files that it had opened."""
         files, self._files = self._files, []
         for file in reversed(files):
             file.close()

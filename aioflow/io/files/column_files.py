@@ -160,7 +160,7 @@ class _Part(NamedTuple):
 
 
 class _Parts:
-    """An open file, of which a split is read part by part. Used in the executor."""
+    """An open file, which is read part by part for one split. Used in the executor."""
 
     def __init__(self, file: BinaryIO, opened: PagedFile, page: int, row: int, end: int) -> None:
         self._file = file
@@ -415,7 +415,7 @@ class ColumnFiles(FileConnector[Any], ABC):
     """
 
     name: str
-    """Name of the function that makes it, and suffix of its part files."""
+    """Name of the function that makes the connector, and suffix of its part files."""
     columnar = True
     reads_columns = True
 

@@ -141,8 +141,8 @@ def _records(data: bytes, delimiter: str) -> tuple[int, list[int] | None] | None
     Returns None unless it is certain where each record and each field begins, and all bytes are
     valid text, in unread columns too.
     """
-    # Arrow would remove a byte order mark here. That of the file was already removed, so this
-    # one belongs to the data.
+    # Arrow would remove a byte order mark here. The mark of the file was already removed, so this
+    # mark belongs to the data.
     if (
         not data
         # The csv module refuses a field that is so long.

@@ -86,9 +86,8 @@ def csv(
             columns = fields
 
     def column_decoder(names: list[str] | None) -> Decoder:
-        from aioflow.io.files.csv_columns import (
-            CsvColumnDecoder,
-        )  # Imported here, so that a program without columns loads neither numpy nor pyarrow.
+        # Imported here, so that a program without columns loads neither numpy nor pyarrow.
+        from aioflow.io.files.csv_columns import CsvColumnDecoder
 
         rows = CsvDecoder(type, delimiter, header, columns, encoding, names)
         return CsvColumnDecoder(rows, type, delimiter, None if columns is None else list(columns))
@@ -274,9 +273,8 @@ class CsvDecoder:
             text, clean = data.decode(self._encoding, "surrogateescape"), False
         found = io.StringIO(text, newline="\n")
         try:
-            if (
-                '"' not in text
-            ):  # Then each record is one line. The csv module is still the fastest way to split it.
+            if '"' not in text:
+                # Then each record is one line. The csv module is still the fastest way to split it.
                 rows = list(csv_module.reader(found, delimiter=self._delimiter))
                 return [(i, row) for i, row in enumerate(rows) if row], [], None, clean
         except csv_module.Error:

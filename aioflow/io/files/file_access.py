@@ -51,7 +51,7 @@ class FileAccess(Protocol):
         """
 
     async def delete(self, path: str) -> bool:
-        """Removes a file, or what was appended to it so far. Returns False if there was none."""
+        """Removes a file, complete or unfinished. Returns False if there was none."""
 
     def open_read(self, path: str) -> BinaryIO:
         """Opens a file for reading. Blocks: only inside a function given to `Host.blocking`."""

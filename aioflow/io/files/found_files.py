@@ -318,16 +318,15 @@ class FoundFiles:
         if parts and any(kind(path, *where).place not in places for where in former):
             parts = _between(sorted((start, end) for start, end, *_ in former), parts[0])
         if self._spelled.setdefault(self._respelled(path), path) != path:
-            return [
-                Split(part.id, None, tuple(part)) for part in parts
-            ]  # The file is found under two paths, and each path has ids of its own.
+            # The file is found under two paths, and each path has ids of its own.
+            return [Split(part.id, None, tuple(part)) for part in parts]
         ids = respelled([part.id for part in parts], str(self.path))
         return [
             Split(split_id, None, tuple(part)) for split_id, part in zip(ids, parts, strict=True)
         ]
 
     def _respelled(self, path: str) -> str:
-        """Returns the path in the spelling of the source, so that the file is not read twice."""
+        """Returns the path as the source spells paths, so that the file is not read twice."""
         (spelled,) = respelled([path], str(self.path))
         return spelled
 

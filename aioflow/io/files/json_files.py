@@ -319,7 +319,7 @@ class FlatPause:
 def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
     """Returns the type of each field of `type` by name.
 
-    The type of a field that may be None is that of its other values. Returns None unless all are
+    For a field that may be None, this is the type of its other values. Returns None unless all are
     int, float or str, and `struct` uses the same names in JSON, and skips other names.
     """
     hints = {name: without_none(hint) for name, hint in hints_of(type).items()}

@@ -138,7 +138,7 @@ class MergedSplits(Generic[BlockT, FileT]):
         return [split_id for _, _, split_id in found]
 
     def next_to_read(self) -> Split | None:
-        """Returns the split of which a block is read next; None: enough was read for now."""
+        """Returns the split whose next block is to be read, or None if enough was read for now."""
         first = self._current
         if first is not None and self._has_room(first, self._ahead):
             return self._splits[first]

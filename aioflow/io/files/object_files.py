@@ -43,7 +43,9 @@ UPLOAD_BYTES = 8 << 20
 """Content up to this size is one request; larger content is uploaded in parts of this size."""
 
 UPLOADS_AT_ONCE = 4
-"""Number of parts of one upload on their way, which bounds its memory."""
+"""Maximum number of parts of one upload that are sent at the same time. This bounds the memory of
+the upload.
+"""
 
 READ_BYTES = 2 << 20
 """Number of bytes of one request when an object is read."""

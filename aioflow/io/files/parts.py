@@ -212,9 +212,8 @@ class PartWriter(BaseWriter[Any]):
         subtask, sink, job, attempt = int(match[1]), match[4], match[5], int(match[6])
         if sink != self._sink:
             return False
-        if (
-            subtask % runtime.parallelism != runtime.subtask_index
-        ):  # After a rescaling, exactly one subtask handles the files of a former subtask.
+        if subtask % runtime.parallelism != runtime.subtask_index:
+            # After a rescaling, exactly one subtask handles the files of a former subtask.
             return False
         if job == self._job and attempt > runtime.attempt:
             return False

@@ -200,7 +200,7 @@ def _fields_of_model(model: Any) -> list[_Field]:
 
 
 def _as_json(default: Any) -> Any:
-    """Returns a default as JSON, or NODEFAULT for one that JSON would write in another way."""
+    """Returns a default value as JSON, or NODEFAULT if JSON cannot express the value exactly."""
     if default is None or isinstance(default, (bool, int, float, str)):
         return msgspec.to_builtins(default)
     if isinstance(default, (list, tuple, dict)) and not default:

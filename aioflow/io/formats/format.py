@@ -73,7 +73,9 @@ class Format(ABC, Generic[T]):
     """A format of the bodies of messages. The functions of `af.io.formats` return formats."""
 
     def of(self, type: Any) -> Format[Any]:
-        """Returns this format with elements of `type`. Raises TypeError if it has another one."""
+        """Returns this format with elements of `type`. Raises TypeError if the format has another
+        type.
+        """
         raise TypeError(f"{self!r} takes no type")
 
     @abstractmethod
@@ -182,7 +184,7 @@ KEPT = (
     decimal.Decimal,
     uuid.UUID,
 )
-"""Types that schemas have types of their own for."""
+"""Types for which Avro and Protobuf have types of their own."""
 
 
 class PlainValues:

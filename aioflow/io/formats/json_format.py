@@ -130,7 +130,8 @@ def _schema_of(type: Any, place: str) -> dict[str, Any]:
             raise GraphError(f"{place}: {error}: give the format a schema") from None
         name = str(top.get("$ref", "")).rpartition("/")[2]
         if name and json.dumps(parts).count(json.dumps(top)[1:-1]) == 0:
-            top = parts.pop(name)  # Nothing else refers to it, so it need not be a definition.
+            # Nothing else refers to the schema, so it need not be a definition.
+            top = parts.pop(name)
         made = {**top, **({"$defs": parts} if parts else {})}
     made.setdefault("title", getattr(type, "__name__", "value"))
     return {"$schema": "http://json-schema.org/draft-07/schema#", **made}

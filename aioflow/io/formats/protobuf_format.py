@@ -115,7 +115,7 @@ class ProtobufFormat(TypedFormat[T]):
     """The format of Protobuf bodies. Made by `protobuf`."""
 
     message: Any
-    """The class of messages; None for those of the registry's descriptors."""
+    """The message class of the user. None: the class is made from the registry's descriptor."""
     registration: Registration | None
 
     def __repr__(self) -> str:
@@ -204,7 +204,7 @@ class _Writer:
         self._place = place
         self._plain = PlainValues()
         self.message = message
-        """The class of messages; None until the registry has told the schema."""
+        """The message class. None until the registry has answered with the schema."""
 
     def encode(self, value: Any) -> bytes:
         message = self.message

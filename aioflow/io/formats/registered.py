@@ -178,7 +178,7 @@ class SchemaReaders:
 
 
 class SchemaHeads:
-    """The bytes before the bodies of a sink: the zero byte and the id of their schema.
+    """The bytes that a sink puts before each body: the zero byte and the id of the schema.
 
     `document` is the schema of the sink, and `record` its full name. Without a schema, the latest
     one of the subject is taken, and `learn` is called with it.

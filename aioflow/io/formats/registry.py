@@ -70,7 +70,9 @@ class Schema:
     id: int
     text: str
     references: tuple[tuple[str, str], ...] = ()
-    """Name and text of each schema that it refers to; each comes after those that it needs."""
+    """Name and text of each schema that this one refers to. A schema comes after the schemas that
+    it needs.
+    """
     where: str = ""
     """Subject and version, if the registry tells them."""
 
@@ -219,7 +221,9 @@ class RegistryClient:
         return "; ".join(places[:3])
 
     async def _references(self, answer: Any, kind: str, host: Host) -> tuple[tuple[str, str], ...]:
-        """Returns the schemas that an answer refers to; each comes after those that it needs."""
+        """Returns the schemas that an answer refers to. A schema comes after the schemas that it
+        needs.
+        """
         found: dict[str, str] = {}
         under_way: set[tuple[str, int]] = set()
 
@@ -386,7 +390,7 @@ class RegistryClient:
             ) from None
 
     def _refuse(self, status: int, answer: Any, what: str) -> None:
-        """Raises GraphError unless `status` and `answer` are those of a success."""
+        """Raises GraphError unless `status` and `answer` mean success."""
         if status in (401, 403):
             raise GraphError(
                 f"{self!r}: the registry refuses {what} ({status}): {_message(answer)}; give "

@@ -259,7 +259,7 @@ class _Table:
         except CommitFailedError as error:
             raise CommitConflict(_first_line(error)) from error
         except DeltaError as error:
-            # delta-rs has no class of its own for it.
+            # delta-rs has no class for this error.
             if "commit attempts" in str(error) or "Transaction failed" in str(error):
                 raise CommitConflict(_first_line(error)) from error
             raise
@@ -348,7 +348,8 @@ def _statistics(rows: Any) -> str:
     for field in rows.schema:
         column, types = rows.column(field.name), pa.types
         if types.is_nested(field.type):
-            continue  # They are those of its fields. A number would make the table unreadable.
+            # Nulls of a nested column are counted by field. One number would be unreadable.
+            continue
         nulls[field.name] = column.null_count
         if not (
             types.is_integer(field.type)

@@ -407,7 +407,7 @@ def _plain(file: Any, table: Any) -> dict[str, Any]:
     """Returns a data file as plain data."""
     from pyiceberg.conversions import to_bytes
 
-    spec_id = table.spec().spec_id  # A file that was not read has none of its own.
+    spec_id = table.spec().spec_id  # A file that was not read from a manifest has no spec yet.
     types = _partition_types(table, spec_id)
     return {
         "path": file.file_path,

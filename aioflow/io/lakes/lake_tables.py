@@ -96,7 +96,9 @@ logger = logging.getLogger(__name__)
 
 
 class CommitConflict(Exception):
-    """The error of a commit that another one prevented. The new version gets the commit again."""
+    """The error of a commit that a concurrent commit prevented. The commit is tried again on the
+    new version.
+    """
 
 
 Prepared = Sequence[tuple["CommitId", Sequence[Any]]]
@@ -384,7 +386,7 @@ class At(NamedTuple):
     is_increment: bool
     """Whether only the files that it added are read."""
     file: int
-    """The number of the file among those of the version, in the order of their paths."""
+    """Index of the file in the list of the version's files, sorted by path."""
     row: int
 
 
@@ -401,7 +403,7 @@ class LakeVersions(Protocol):
         """Returns the version after `version`, or None if it is the latest."""
 
     def files(self, version: int, *, is_increment: bool) -> Sequence[Any]:
-        """Returns the files of the version, or those that it added, sorted by path."""
+        """Returns the files of the version, or only the files that it added, sorted by path."""
 
     def batches(self, version: int, file: Any) -> Iterator[Any]:
         """Reads one of these files, as Arrow record batches."""
@@ -460,7 +462,8 @@ class LakeReader(BaseReader[Any]):
                 start = max(0, min(first - row, piece.num_rows))
                 if start < piece.num_rows:
                     read = await self._ahead.blocking(self._arrow.read, piece.slice(start))
-                    # Done here, because this batch shares its texts with earlier ones in use.
+                    # Done here and not in the thread, because this batch shares its texts with
+                    # earlier batches that are in use.
                     rows = self._arrow.settle(read)
                     await self._add(At(version, at.is_increment, number, row + start), rows)
                 row += piece.num_rows

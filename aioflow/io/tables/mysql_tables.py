@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["MysqlTable", "mysql"]
 
 DEADLOCKS = (1205, 1213)
-"""Errors of a transaction that waited for rows of another one."""
+"""Numbers of the errors of a transaction that waited for rows which another transaction held."""
 
 TEXT = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 """The type of texts in the tables of the sink. A key needs a length, and compares exactly."""
@@ -288,7 +288,8 @@ class MysqlStore:
     async def _upsert(self, connection: MysqlConnection, piece: Piece, rows: list[Row]) -> None:
         names = {name: quoted(name, "a column") for name in piece.columns}
         others = [name for name in piece.columns if name not in piece.key]
-        # A table of keys alone has nothing to update: its key gets the value that it has.
+        # A table without other columns than its key has nothing to update, so the key is set to
+        # itself.
         changed = others or piece.key
         if self._one_key:
             update = ", ".join(f"{names[name]} = VALUES({names[name]})" for name in changed)
@@ -329,7 +330,8 @@ class MysqlStore:
                 "SELECT checkpoint FROM aioflow_sinks WHERE sink = %s AND subtask = %s FOR UPDATE",
                 writer,
             )
-            # FOR UPDATE reads what is committed now, and not what was when the transaction began.
+            # FOR UPDATE reads what is committed now, and not the state at the start of the
+            # transaction.
             found = await connection.rows(
                 "SELECT piece FROM aioflow_staged WHERE batch = %s FOR UPDATE", (prepared.batch,)
             )

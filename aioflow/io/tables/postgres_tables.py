@@ -176,8 +176,8 @@ async def connect(config: PostgresTable[Any]) -> Any:
 
 
 async def open_connection(dsn: str, owner: object, **settings: str) -> Any:
-    """Returns a connection of asyncpg, without codecs. `owner` is named in errors, `settings` are
-    those of the session.
+    """Returns a connection of asyncpg, without codecs. Errors name `owner`. `settings` are settings
+    of the session.
     """
     try:
         import asyncpg

@@ -369,8 +369,7 @@ class SqliteStore:
 class _Transaction:
     """A context manager for a transaction that takes the write lock at its beginning.
 
-    A transaction that reads first and writes later may find that another one has written in
-    between.
+    Otherwise another connection might write between a read and a later write of the transaction.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:

@@ -91,12 +91,12 @@ STAGED_COLUMNS = "sink, subtask, batch, piece, since, generation, content"
 """Columns of `aioflow_staged`, in the order of `Batch.staged`."""
 
 DEADLOCK_TRIES = 5
-"""Number of trials of one piece while other writers change the same rows."""
+"""How often one piece is tried while other writers change the same rows."""
 
 Row = tuple[Any, ...]
 
 Mode = Literal["append", "upsert", "delete"] | Callable[[Any], Literal["upsert", "delete"]]
-"""Ways in which a sink changes its table. A function of a record returns that of one change."""
+"""How a sink changes its table: in one way for all records, or as a function of the record says."""
 
 _CODEC = Codec()
 
@@ -170,7 +170,7 @@ class Piece(NamedTuple):
         return describe_record(dict(zip(self.columns, self.rows[number], strict=False)))
 
     def explain(self, error: Exception, place: str) -> None:
-        """Adds to `error` that it came while these rows were written to `place`."""
+        """Adds a note to `error`: it occurred while these rows were written to `place`."""
         note_once(
             error,
             f"in {place}, at one of {len(self.rows)} rows that begin with {self.described(0)}",
@@ -305,9 +305,9 @@ class TableStore(Protocol):
 async def despite_deadlocks(
     stage: Callable[[], Awaitable[None]], is_deadlock: Callable[[Exception], bool]
 ) -> None:
-    """Awaits `stage`, again if another writer changed the same rows in another order.
+    """Awaits `stage`, and repeats it after a deadlock with another writer of the same rows.
 
-    The other writer goes on, and the transaction of this one was rolled back.
+    The database has rolled this transaction back, and the other writer goes on.
     """
     for _ in range(DEADLOCK_TRIES - 1):
         try:

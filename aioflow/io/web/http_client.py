@@ -124,9 +124,8 @@ def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
     scheme, found, rest = str(url).partition("://")
     if not found or scheme.lower() not in schemes or not rest.strip("/"):
         expected = " or ".join(f"{known}://HOST/PATH" for known in schemes)
-        shown = (
-            redacted(str(url)) if found else redacted(f"://{url}").removeprefix("://")
-        )  # A text without a scheme may contain a password too.
+        # A text without a scheme may contain a password too.
+        shown = redacted(str(url)) if found else redacted(f"://{url}").removeprefix("://")
         raise GraphError(f"{connector}: the URL is {shown!r}, expected {expected}")
     check_host_and_port(
         url, f"{connector}({redacted(url)!r})" if connector.isidentifier() else connector
@@ -493,5 +492,5 @@ class _SseReader(BufferedReader):
         return False
 
 
-# The names in savepoints: those of the first release that wrote them.
+# Savepoints use these names, which the first release gave.
 register_type(ServerSentEvent, name="aioflow.io.event_streams:ServerSentEvent")

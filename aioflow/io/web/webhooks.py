@@ -162,7 +162,9 @@ class WebhookSource(InletSource[Any]):
         return hmac.compare_digest((authorization or "").encode(), f"Bearer {self._token}".encode())
 
     def for_run(self, journal: Journal | None = None) -> Self:
-        """Returns the source of one run. Without a journal each reader has an inlet of its own."""
+        """Returns a copy of this source for one run. Without a journal, each reader makes its own
+        inlet.
+        """
         if journal is None:
             return self
         source = super().for_run(journal)

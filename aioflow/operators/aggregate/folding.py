@@ -190,8 +190,8 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     """Base of the aggregates that provide the source text of their loop, which is compiled.
 
     `initial` is the source of a new accumulator. `in_place` means that the accumulator is a
-    container, which is changed, not replaced. `regroups` means that parts in one order merge to the
-    same result in any grouping; sums do not, because of rounding.
+    container, which is changed, not replaced. `regroups` means that merging is associative: parts
+    in one order have the same result in any grouping. Sums of floats have not, because of rounding.
     """
 
     initial = "None"

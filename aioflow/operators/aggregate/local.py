@@ -98,8 +98,8 @@ class LocalAggregate:
     grid: SliceGrid
 
     def fold(self, batch: RecordBatch, key_of: Callable[[Any], Any]) -> RecordBatch | None:
-        """Returns the records, with keys, to send instead of those of `batch`; None to send all of
-        them.
+        """Returns the records, with keys, to send in place of `batch`. None means that `batch` is
+        sent as it is.
         """
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         if type(values) is not list or len(values) <= SAMPLE or timestamps is None:
@@ -196,10 +196,11 @@ def _sent(aggregate: BuiltIn, held: list[Any]) -> list[Any] | None:
 
 
 def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
-    """Returns the one function by which `aggregate` reads an element; empty if it only counts.
+    """Returns a tuple with the one function through which `aggregate` reads an element.
 
-    Returns None if it reads more than that, or is unknown. With `where=` the aggregate does not
-    call the function for every element, so the sender must not call it.
+    The tuple is empty if it only counts. Returns None if it reads more, or is unknown. With
+    `where=` the aggregate does not call the function for every element, so the sender must not call
+    it.
     """
     found: dict[tuple[str, ...], Callable[[Any], Any]] = {}
     for part in aggregate.parts.values() if isinstance(aggregate, Agg) else [aggregate]:

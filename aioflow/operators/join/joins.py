@@ -82,7 +82,7 @@ on the left and on the right. Fired keys of rows are not listed: they are no lon
 """
 
 ROWS_MAX = 1_024
-"""Number of windows to which rows made of columns are added between two yields."""
+"""Number of windows that get rows from columns between two yields."""
 
 TIMERS = "interval-join-timers"
 BUFFERS = ("interval-join-left", "interval-join-right")
@@ -160,7 +160,7 @@ class CoGroupOperator(WindowOperator):
         )
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the records behind the windows that fire, as their input has them."""
+        """Returns the input records that come after the windows that fire."""
         rest = super().unprocessed()
         if rest is None:
             return None
@@ -182,7 +182,7 @@ class CoGroupOperator(WindowOperator):
     def _fire_columns(self, watermark: int, reached: int) -> Iterator[None]:
         """Fires the windows of columns up to `watermark`, if the join has some.
 
-        Their results come behind those of rows. Event time was `reached` before.
+        Their results follow the results of rows. `reached` is the event time before.
         """
         return iter(())
 
@@ -329,8 +329,8 @@ class IntervalJoinOperator(Operator):
     timestamps, in event time.
 
     The bounds are in ms and inclusive. `fn(left, right, ctx)` returns the results of one pair, at
-    the larger of the two timestamps, when the second of them arrives. Partners of one element come
-    in order of their time, then of arrival.
+    the larger of the two timestamps, when the second of them arrives. The partners of an element
+    are joined in the order of their time, and at equal times in the order of arrival.
     """
 
     inputs = 2
@@ -359,8 +359,8 @@ class IntervalJoinOperator(Operator):
             )
         self._met = KeysMet()
         self._function = UserFunction(function, "process_element")
-        # Relative to an arriving element: the bounds of its partners' times, and the time until
-        # which it may still find one.
+        # All relative to the time of an arriving element: the bounds of its partners' times, and
+        # the time until which it may find one.
         self._bounds = ((lower_ms, upper_ms), (-upper_ms, -lower_ms))
         self._kept_for = (max(0, upper_ms), max(0, -lower_ms))
 
@@ -543,8 +543,8 @@ class IntervalJoinOperator(Operator):
         state.current_key = NO_KEY
 
     def _keep(self, index: int, key: Any, value: Any, time: int) -> None:
-        """Adds an element to those of its key. A timer is due at the latest when half of them
-        find no partner any more.
+        """Adds an element to the elements of its key. A timer is due at the latest when half of
+        them can find no partner any more.
         """
         table = self._buffers[index].of_key(None, key)
         held: tuple[list[int], list[Any]] | None = table.get(key)
@@ -558,7 +558,7 @@ class IntervalJoinOperator(Operator):
             values.append(value)
         else:
             position = bisect_right(times, time)
-            if 2 * position <= len(times):  # The present timer may be that of a later element.
+            if 2 * position <= len(times):  # The present timer may belong to a later element.
                 self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
             times.insert(position, time)
             values.insert(position, value)

@@ -207,7 +207,7 @@ class WindowJoinOperator(CoGroupOperator):
         if fired is True:
             return ()  # All its pairs were emitted before a restore. These records were late.
         if fired is not None:
-            # Some of its pairs were emitted before a restore, when it had these records.
+            # Before a restore, the key had these records, and some of its pairs were emitted.
             skipped, height, width = fired
             lefts, rights = lefts[:height], rights[:width]
         elif len(lefts) * len(rights) <= PAIRS_LISTED:
@@ -385,10 +385,11 @@ class WindowJoinOperator(CoGroupOperator):
         self._timers.current_watermark = max(self._timers.current_watermark, watermark)
 
     def _rest(self, reached: int, is_reading: bool) -> Iterator[None]:
-        """Yields once. Meanwhile a checkpoint can store the rest of the windows of columns.
+        """Yields once, so that a checkpoint can store the windows of columns that have not fired
+        yet.
 
-        Event time is `reached` meanwhile, so this rest fires after the restore. No checkpoint can
-        come while records are read from state (`is_reading`).
+        Event time is `reached` then, so they fire after a restore. No checkpoint can come while
+        records are read from state (`is_reading`).
         """
         self._timers.current_watermark = reached
         self.at_rest = not is_reading

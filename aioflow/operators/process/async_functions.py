@@ -95,9 +95,8 @@ class AsyncProcessOperator(ProcessOperator):
     def __init__(self, function: Any, *, keyed: bool = False) -> None:
         super().__init__(function)
         self._is_keyed = keyed
-        self._due: deque[tuple[int, Any]] = (
-            deque()
-        )  # Processing-time timers that wait for their mail.
+        # Processing-time timers that wait for their mail.
+        self._due: deque[tuple[int, Any]] = deque()
         self._is_firing = False  # Whether that mail is queued.
         # Batches beyond `room`: restored, or taken over for a checkpoint.
         self._backlog: deque[tuple[int, RecordBatch]] = deque()
@@ -334,9 +333,8 @@ class AsyncProcessOperator(ProcessOperator):
                 timestamp, key = self._due.popleft()
                 keyed.current_key = key
                 await self._await_on_timer(timestamp, key, rows)
-                if (
-                    self._batch is None
-                ):  # Otherwise timers that it registered fire with the element that waits.
+                if self._batch is None:
+                    # If elements wait, timers that it has set fire with the next element.
                     await self._fire_until(self._context.watermark, rows, 1 << 63)
                 if self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX:
                     break

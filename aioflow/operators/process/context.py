@@ -192,10 +192,9 @@ class OperatorProcessContext:
         self._is_collecting = not self._is_checked
 
     def flush_sides(self) -> None:
-        """Sends the records for side outputs.
+        """Sends the collected records for side outputs.
 
-        The operator calls it before it returns what the function emitted beside them, also after
-        an error.
+        The operator calls this before it returns the main output, and also after an error.
         """
         self._is_collecting = False
         self._send_sides()
@@ -252,7 +251,9 @@ class KeyedTimers:
         self._timers = timers
         self._has_event_time = ctx.has_event_time
         self._ending: Iterator[tuple[int, Any, Any]] | None = None
-        self.next_due = MIN_WATERMARK  # Low, so that the first check finds restored timers.
+        self.next_due = (
+            MIN_WATERMARK  # Starts at the minimum, so that the first check finds restored timers.
+        )
 
     @property
     def current_watermark(self) -> int | None:

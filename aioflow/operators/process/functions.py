@@ -344,8 +344,8 @@ class ProcessOperator(Operator):
                 repeat(None) if stamps is None else islice(stamps, start, None),
                 repeat(current) if watermarks is None else islice(watermarks, start, None),
             ):
-                # Only after a restore is it below: event time continues at that of the timers
-                # until the stream has reached it again.
+                # `mark` is lower only after a restore. Event time then stays at the restored time
+                # of the timers until the stream has reached it again.
                 if mark > current:
                     current = mark
                 if service.next_due <= current:

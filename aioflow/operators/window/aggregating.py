@@ -154,7 +154,6 @@ class AddingWindowOperator(Operator, ABC):
     def _drop_late(self, value: Any, timestamp: int, watermark: int) -> None:
         """Drops a record that is late for all its windows."""
         self._late_dropped.inc(1)
-        if (
-            self.late_tag is not None and self._folding is self._aggregate
-        ):  # Late elements have no reader if only extracted values are sent.
+        if self.late_tag is not None and self._folding is self._aggregate:
+            # Late elements have no reader if only extracted values are sent.
             self.ctx.side_output(self.late_tag, value, timestamp, watermark)

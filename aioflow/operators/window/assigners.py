@@ -412,7 +412,9 @@ def keep_within(d: Duration) -> Evictor[Any]:
 
 
 def last_kept(evictor: Evictor[Any] | None) -> int | None:
-    """Returns the number of last elements that `evictor` keeps, None if it is another one."""
+    """Returns the number of last elements that `evictor` keeps, or None if it is an evictor of
+    another kind.
+    """
     return evictor.n if isinstance(evictor, _KeepLast) else None
 
 

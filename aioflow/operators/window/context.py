@@ -216,7 +216,7 @@ SETTINGS = f"{INTERNAL_PREFIX}session-settings"
 class SessionSettings:
     """The settings of session windows that determine the form of their state.
 
-    They are recorded with the state, so that an error can name those that have changed.
+    They are recorded with the state, so that an error can name the changed settings.
     """
 
     def __init__(self, *, lateness_ms: int, trigger: object, evictor: object, gap: object) -> None:
@@ -230,7 +230,7 @@ class SessionSettings:
         """The settings that differ from those of the restored state, with both values."""
 
     def restore(self, ctx: OperatorContext) -> None:
-        """Compares the settings with those of the restored state, and records them."""
+        """Compares the settings with the restored ones, and records them."""
         state = ctx.operator_state.get_union_list_state(SETTINGS)
         found = state.get()
         changed = [

@@ -137,8 +137,8 @@ class WindowOperator(Operator):
         self._cleared = own if isinstance(own, ProcessWindowFunction) else None
         """The function that clears its own state of a window."""
         self._has_one_result = not self._functions and keeps_some(evictor)
-        """Whether a window that fires has one result, and calls no function of the user but those
-        of its aggregate.
+        """Whether a window that fires has one result, and calls no user functions except those of
+        its aggregate.
         """
         self._lateness = lateness_ms
         self.late_tag = late_tag
@@ -186,7 +186,7 @@ class WindowOperator(Operator):
             await function.open(ctx)
 
     def _made_runs(self) -> WindowRuns | None:
-        """Returns the runs of this operator, None if elements have to be added one by one."""
+        """Returns the `Runs` of this operator, or None if elements have to be added one by one."""
         assigner, evictor = self._assigner, self._evictor
         by_event_time = assigner.is_event_time or isinstance(assigner, GlobalWindows)
         plain = plain_trigger(self._trigger, is_event_time=by_event_time)
@@ -741,7 +741,7 @@ class WindowOperator(Operator):
             self._take(key, namespace)
 
     def name_error(self, error: BaseException, key: Any, window: Window) -> None:
-        """Adds to `error` which window of which key it comes from."""
+        """Adds a note to `error` that names the window and its key."""
         note_once(
             error,
             f"in {describe_place(self.ctx)}, window {tuple(window)} of key {describe_record(key)}",
@@ -774,7 +774,7 @@ class WindowOperator(Operator):
             yield from self._results(key, window, aggregate.total(values))
         kept = evictor.evict_after(elements, window, ctx)
         if kept:
-            # Plain pairs in a list of their own are what state holds.
+            # State holds plain pairs, in a list that nothing else changes.
             self._contents.of_key(namespace, key)[key] = (
                 list(kept) if built_in else [(one.value, one.timestamp) for one in kept]
             )

@@ -117,7 +117,7 @@ class Windows(Protocol):
         """Has the window function clear its state of a window that is dropped."""
 
     def name_error(self, error: BaseException, key: Any, window: Window) -> None:
-        """Adds to `error` which window of which key it comes from."""
+        """Adds a note to `error` that names the window and its key."""
 
 
 class _Open:
@@ -203,7 +203,7 @@ class WindowRuns:
 
     @property
     def fires_at_end(self) -> bool:
-        """Whether the timer at the end of a window ends it, and others only fire it."""
+        """Whether the timer at the end of a window ends it. All other timers only fire it."""
         return self._is_event_time and self._trigger.at_end and not self._lateness
 
     def end(self, batch: RecordBatch, begin: int) -> int:
@@ -342,7 +342,7 @@ class WindowRuns:
         elements: Iterable[Any],
         window: _Open,
     ) -> int:
-        """Does the same as `_add_each` for one window that only its count fires.
+        """Does the same as `_add_each` for a window that fires by its count alone.
 
         The result is made here, without the calls that other windows need.
         """
@@ -547,7 +547,7 @@ class WindowRuns:
     def _open(
         self, keys: Sequence[Any], times: Sequence[int] | None
     ) -> tuple[Collection[_Open], Iterable[list[_Open]]]:
-        """Returns the windows of a run, and those of each of its elements."""
+        """Returns the windows of a run, and for each element the list of its windows."""
         grid = self._grid
         if grid is None:
             dues = (MAX_WATERMARK,) if self._trigger.at_end else ()

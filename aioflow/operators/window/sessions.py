@@ -217,11 +217,8 @@ class SessionWindowOperator(AddingWindowOperator):
         The number may be less than the rest of the batch, because a record may begin a session that
         fires before a later record.
         """
-        values, keys, watermarks = (
-            list(batch.values),
-            batch.keys,
-            batch.watermarks,
-        )  # Columns read like a list.
+        # Columns read like a list.
+        values, keys, watermarks = list(batch.values), batch.keys, batch.watermarks
         assert keys is not None and batch.timestamps is not None  # Checked in process_batch.
         gap, timers = self._gap, self._timers
         reached = timers.current_watermark if watermarks is None else watermarks[-1]

@@ -379,7 +379,7 @@ class SliceWindowOperator(AddingWindowOperator):
             ]
         for i, flag in enumerate(live):
             if not flag:
-                # After a restore the input may still be behind what was reached.
+                # After a restore, the input may be behind the event time that was reached.
                 watermark = (
                     self._watermark if watermarks is None else max(watermarks[i], self._watermark)
                 )
@@ -400,7 +400,7 @@ class SliceWindowOperator(AddingWindowOperator):
 
         live = times_array(timestamps) >= self._live_from
         for i in np.flatnonzero(~live).tolist():
-            # After a restore the input may still be behind what was reached.
+            # After a restore, the input may be behind the event time that was reached.
             watermark = (
                 self._watermark if watermarks is None else max(watermarks[i], self._watermark)
             )
@@ -514,9 +514,8 @@ class SliceWindowOperator(AddingWindowOperator):
                 yield
             return
         parts = tables = yield from slices.cover(end)
-        if (
-            len(tables) > 1 and not self._is_ahead and type(tables[0]) is dict
-        ):  # A window on disk need not fit into memory.
+        if len(tables) > 1 and not self._is_ahead and type(tables[0]) is dict:
+            # A window on disk need not fit into memory.
             tables = [(yield from slices.merged(tables))]
         out.tried(len(parts))
         # A table on disk cannot be read on after a checkpoint.
@@ -597,7 +596,7 @@ def _parted(
 
 
 def _not_in(keys: list[Any], tables: list[Mapping[Any, Any]]) -> list[Any]:
-    """Returns those of `keys` that no table contains."""
+    """Returns the `keys` that no table contains."""
     found = []
     for key in keys:
         for table in tables:
@@ -663,7 +662,7 @@ class ClockWindowOperator(SliceWindowOperator):
         return self._out.pending
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns no records: those behind the windows that fire have not come yet."""
+        """Returns no records: the records after the firing windows have not arrived yet."""
         if not self._at_rest or not self._out.pending:
             return None
         return Unprocessed(0, empty_batch(), self._event_time)

@@ -216,7 +216,7 @@ class CallThreads:
             call.settle(None, Closed("the Spark bridge was closed before the call began"))
 
     def _serve(self, call: Call | None) -> None:
-        """Runs a call and the calls that follow it, in one thread."""
+        """Runs `call` and then further calls, in one thread."""
         inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         while call is not None:
             call = self._one(call, inbox) or inbox.get()

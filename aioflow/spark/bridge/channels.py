@@ -108,7 +108,7 @@ class ChannelListener:
         return name
 
     def remove(self, name: str) -> None:
-        """Removes a stream: tasks that ask for the stream later get the answer that it is over.
+        """Removes a stream. Tasks that ask for it later are told that it is over.
 
         Has no effect for an unknown name.
         """

@@ -78,7 +78,7 @@ class ConnectSession:
     def __init__(self, session: Any, url: str, *, is_ours: bool) -> None:
         self.session = session
         self.is_ours = is_ours
-        """Whether this object started the session, and so has to end it."""
+        """Whether this object has started the session, and therefore must end it."""
         self._url = url
 
     @staticmethod

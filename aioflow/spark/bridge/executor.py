@@ -154,7 +154,7 @@ class TaskChannel:
                     raise RemoteProtocolError("a batch came before its schema")
                 _, batch = BatchBody.split(body)
                 yield pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
-                # The consumer has asked for the next batch, so it is done with this one.
+                # The consumer has finished this batch, because it asks for the next one.
                 self.send(FrameKind.CREDIT, encode_words(1))
             elif kind is FrameKind.SCHEMA:
                 schema = pa.ipc.read_schema(pa.py_buffer(body))

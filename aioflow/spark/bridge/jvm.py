@@ -193,7 +193,7 @@ class SparkProcess:
     ) -> None:
         self.session = session
         self.is_ours = is_ours
-        """Whether this object started the context, and so has to end it."""
+        """Whether this object has started the context, and therefore must end it."""
         self._scratch = scratch
         """Directory of the files of the Java process; None if others started the process."""
         self._log = log
@@ -297,9 +297,8 @@ class SparkProcess:
             self.session.sparkContext.cancelAllJobs()
             return
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", RuntimeWarning
-            )  # A process that was killed cannot be shut down cleanly.
+            # A process that was killed cannot be shut down cleanly.
+            warnings.simplefilter("ignore", RuntimeWarning)
             try:
                 self.session.stop()
             except Exception as error:  # noqa: BLE001  # It ends all the same, below.
@@ -401,14 +400,16 @@ def _launch(given: Mapping[str, str], defaults: Mapping[str, str], scratch: str)
         os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
     properties = Path(scratch, "spark.properties")
     _write_properties(properties, config.items())
-    # Our file comes last. It replaces spark-defaults.conf and other files, and includes them.
+    # Our file comes last. It replaces spark-defaults.conf and other files, and includes their
+    # content.
     *submit, shell = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell")
     arguments = [*submit, "--properties-file", str(properties), shell]
     java_options = f"{options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}".rstrip()
     environ = {
         "JAVA_HOME": java.home,
         "PYSPARK_SUBMIT_ARGS": shlex.join(arguments),
-        "SPARK_SUBMIT_OPTS": java_options,  # Before those of the user, so that theirs win.
+        # Ours come before the options of the user, which win.
+        "SPARK_SUBMIT_OPTS": java_options,
     }
     before = {name: os.environ.get(name) for name in environ}
     os.environ.update(environ)
@@ -503,9 +504,8 @@ def _last_words(log: Path) -> str:
     except OSError:
         return ""
     telling = [line for line in lines if line not in _SAYS_NOTHING]
-    if len(telling) < len(
-        lines
-    ):  # The machine itself did not come up: why stands beside that, in words of its own.
+    if len(telling) < len(lines):
+        # The Java machine itself did not start. The other lines say why.
         wanted = [line for line in telling if not line.startswith(_BESIDE_THE_POINT)]
     else:
         wanted = [

@@ -87,9 +87,8 @@ def _load_flows() -> None:
     import aioflow.api.flow
     import aioflow.operators.sink
 
-    with contextlib.suppress(
-        ModuleNotFoundError
-    ):  # `af.io.spark` names what lacks, and how to get it.
+    with contextlib.suppress(ModuleNotFoundError):
+        # `af.io.spark` names what lacks, and how to get it.
         import aioflow.spark.bridge.connector
         import aioflow.spark.bridge.sink
         import aioflow.spark.bridge.source
@@ -139,7 +138,7 @@ class SparkBridge(Bridge):
         self._owns_host = host is None
         self._threads = CallThreads(self._host, capacity, self._run, "aioflow-spark")
         self._starting = threading.Lock()
-        """Lock while the session is started or ended, so that there is only one."""
+        """Held while the session is started or ended, so that there is only one session."""
         self.defaults = {"spark.master": DEFAULT_MASTER, "spark.app.name": DEFAULT_APP}
         """Settings that hold where none is set, neither here nor outside the program."""
         self._outside: dict[str, str] | None = None

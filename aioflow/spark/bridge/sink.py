@@ -298,9 +298,8 @@ class FrameSink(BaseSink[Any]):
         session = await self.bridge.session()
 
         def parse() -> tuple[Any, pa.Schema]:
-            pa.array(
-                [0]
-            )  # Imports pandas if it is installed. That takes a second, so not on the loop.
+            # Imports pandas if it is installed. That takes a second, so not on the loop.
+            pa.array([0])
             struct = struct_of(session, text)
             return struct, arrow_schema(struct)
 

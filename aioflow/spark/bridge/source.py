@@ -72,7 +72,7 @@ def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
 
 
 class FrameReading:
-    """One reading of a DataFrame, from its plan to its end."""
+    """One reading of a DataFrame: it begins with the plan and ends with the last row."""
 
     def __init__(self, bridge: Bridge, host: Host, what: str | Callable[[Any], Any] | Any) -> None:
         self._bridge = bridge

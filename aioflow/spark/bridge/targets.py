@@ -191,7 +191,7 @@ class FunctionTarget:
         return repr(self.function)
 
     def check(self, session: Any, schema: Any) -> None:
-        """Does nothing: only the function knows what it can write."""
+        """Does nothing, because only the user's function knows what it can write."""
 
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
         self.function(frame, batch_id)
@@ -200,7 +200,8 @@ class FunctionTarget:
 def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:
     """Writes the files of a batch into a staging directory, and renames them one by one.
 
-    A name that exists already is a complete file of an earlier try, which stays.
+    If the name of a file exists already, an earlier try has written that file completely, and the
+    file stays.
     """
     aside = f"{path}/{STAGING}/{batch_id}"
     writer.mode("overwrite").save(aside)

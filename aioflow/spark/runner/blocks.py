@@ -68,8 +68,8 @@ ARRIVAL_GRAIN_MS = 20
 """Steps of the arrival time. Smaller steps would cut blocks of a fast source to pieces."""
 
 BLOCK_BYTES = 1 << 18
-"""Target size of a block: large enough that a row costs nothing beside its records, small enough to
-hold one for each channel in memory.
+"""Target size of a block. It is large enough that the cost of a row does not count, and small
+enough to hold a block for each channel in memory.
 """
 
 BLOCK_RECORDS_FIRST = 64
@@ -120,7 +120,7 @@ class Block:
 
 
 class Piece(NamedTuple):
-    """Records of one exchange to process together, all of which arrived at `arrival_ms`."""
+    """Records of one exchange that are processed together. All of them arrived at `arrival_ms`."""
 
     edge: int
     batch: RecordBatch
@@ -199,8 +199,8 @@ class BlockWriter:
         if values:
             marks, told = batch.watermarks, self._watermark
             if marks is not None and marks[0] < told:
-                # What came by another way (a side output, mail) may be behind what was told
-                # already.
+                # Records that came by another way (a side output, mail) may be behind the watermark
+                # that was already sent.
                 marks = [max(told, mark) for mark in marks]
                 batch = batch.with_watermarks(marks, batch.watermark)
             arrival = self._now_ms() // ARRIVAL_GRAIN_MS * ARRIVAL_GRAIN_MS

@@ -50,7 +50,7 @@ class HomeStage:
         ] = asyncio.Queue()
 
     def give(self, rows: Sequence[BlockRow], commits: int | None = None) -> asyncio.Future[None]:
-        """Passes the stage those of `rows` that belong to its inputs, and returns a future.
+        """Passes to the stage those `rows` that belong to its inputs, and returns a future.
 
         The future is done when the rows are processed. With `commits`, it is done when the sinks
         have committed the rows; `commits` is the number of the checkpoint.

@@ -67,7 +67,7 @@ def narrowed(frame: Any, stage: Stage) -> Any:
         if predicate is not None:
             frame = frame.where(predicate)
         if not whole:
-            break  # Later operators must see the same rows, because they may fail for one.
+            break  # Later operators must see the same rows, because a row may make them fail.
     if (
         selected is not None
         and isinstance(stage.root.head.source, FrameRows)
@@ -260,9 +260,8 @@ class StageRdds:
                     rdd.filter(partial(_is_of, frozenset(wanted))) if is_read else rdd
                 )
         if ends:
-            self._context.union(
-                ends
-            )._jrdd.count()  # One job for all: Spark runs beside each other what can be.
+            # One job computes all stages, so Spark runs independent ones at the same time.
+            self._context.union(ends)._jrdd.count()
         infos = [info for info in self._context._jsc.sc().getRDDStorageInfo() if info.id() in kept]
         return sum(info.memSize() for info in infos) <= TAKEN_AT_ONCE_BYTES and not any(
             info.diskSize() for info in infos
@@ -292,7 +291,7 @@ class StageRdds:
             yield from map(_row_of, rdd.toLocalIterator())
 
     def _readers(self, stage: Stage) -> set[int]:
-        """Returns the ids of the other stages on Spark that read from this one."""
+        """Returns the ids of the stages on Spark that read the output of this stage."""
         return {
             self._plan.target_of(edge).id
             for edge in stage.outputs

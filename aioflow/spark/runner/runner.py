@@ -121,9 +121,8 @@ class Spark:
         spark = self
         sources: dict[int, FrameSource[Any] | StreamSource[Any]] = {}
         for vertex in graph.vertices:
-            source: object = (
-                vertex.head.source
-            )  # For mypy, a source that needs the host is not a Source.
+            # For mypy, a source that needs the host is not a Source.
+            source: object = vertex.head.source
             if isinstance(source, FrameSource | StreamSource):
                 sources[vertex.id] = source
                 spark = self._with_bridge_of(source, spark)
@@ -417,5 +416,5 @@ def original_error(error: BaseException, codec: Codec) -> Exception | None:
 
 
 def _import_paths() -> list[str]:
-    """Returns the import paths of this program, for executors that have the same files."""
+    """Returns the import paths of this program. Executors with the same files can use them."""
     return [path for path in sys.path if path]

@@ -204,7 +204,7 @@ class StageTask:
             batch_records_max=batch_records_max,
             scope=scope,
         )
-        # A stream has no end; that of a bounded job begins with `finish`.
+        # A stream does not end. The end of a bounded job begins with `finish`.
         chain.holds_end = False
 
         def create_context(*args: Any, **options: Any) -> StageContext:

@@ -132,7 +132,7 @@ BY_RECORD = frozenset({"map", "filter", "flat_map", "select", "map_batches", "si
 SPREADING = frozenset(
     {ShipStrategy.FORWARD, ShipStrategy.REBALANCE, ShipStrategy.RESCALE, ShipStrategy.SHUFFLE}
 )
-"""Strategies that only promise that each record reaches one subtask."""
+"""Strategies that promise no more than this: each record reaches one subtask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,9 @@ def plan_flow(graph: JobGraph) -> SparkPlan:
 
 
 def plan_stages(graph: JobGraph) -> SparkPlan:
-    """Returns the stages of a graph in which operators that stay here are vertices of their own."""
+    """Returns the stages of `graph`. Operators that stay in this program must be vertices of their
+    own in it.
+    """
     graph = _with_frames_there(graph)
     home = {vertex.id for vertex in graph.vertices if vertex.stays_here}
     for edge in graph.edges:
@@ -328,9 +330,8 @@ def _with_frames_there(graph: JobGraph) -> JobGraph:
     """Returns the graph in which Spark's tasks, instead of this program, read the DataFrames."""
     vertices = []
     for vertex in graph.vertices:
-        source: object = (
-            vertex.head.source
-        )  # For mypy, a source that needs the host is not a Source.
+        # For mypy, a source that needs the host is not a Source.
+        source: object = vertex.head.source
         if isinstance(source, FrameSource | StreamSource):
             rows = FrameRows(source.make, batches=source.batches)
             vertex = replace(

@@ -91,9 +91,8 @@ def delay_ms_of(stage: Stage) -> int | None:
 def _check_source(vertex: JobVertex) -> None:
     node, strategy = vertex.head, vertex.head.watermarks
     source: object = node.source
-    if not isinstance(
-        source, StreamSource | FrameRows
-    ):  # `FrameRows` replaces the source where Spark itself reads it.
+    if not isinstance(source, StreamSource | FrameRows):
+        # `FrameRows` replaces the source where Spark itself reads it.
         raise GraphError(
             f"source {node.name!r} is no streaming query of Spark, and Structured Streaming reads "
             "nothing else: give a "

@@ -107,5 +107,7 @@ class KeyProcessor(StatefulProcessor):
 
 
 def _spelled(timer_ms: int | None) -> int | None:
-    """Returns a timer as Spark expects it: Spark fires it once its watermark is past that time."""
+    """Returns a timer in the form of Spark, which fires a timer when its watermark has passed the
+    given time.
+    """
     return None if timer_ms is None else max(timer_ms + 1, 1)

@@ -101,7 +101,8 @@ def start_query(
             if home:
                 results.append(_home_rows(rows[stage.id], home))
         else:
-            # Its base class is not in Spark 3.5, which runs other flows with this module.
+            # Imported here, because Spark 3.5 lacks its base class, and other flows use this module
+            # on Spark 3.5.
             from aioflow.spark.streaming.processor import KeyProcessor
 
             results.append(

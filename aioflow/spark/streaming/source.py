@@ -385,7 +385,8 @@ class _StreamReader(BaseReader[Any]):
             ).collect()
             self._ask(self._take(number, sum(row.rows for row in results)))
 
-        # A Connect server calls in a process of its own, which talks to us through a channel.
+        # A Connect server calls the function in another process, which talks to us through a
+        # channel.
         gate: PushBatch | None = None
         if is_connect(source.bridge.master):
             gate = PushBatch(self._listener.where, self._listener.add(_Gate(self)))
@@ -451,7 +452,7 @@ class _StreamReader(BaseReader[Any]):
         await self._kept(self._take(number, rows))
 
     async def _kept(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Awaits a coroutine, and keeps its error, which becomes that of the flow."""
+        """Awaits a coroutine, and keeps its error, so that the flow fails with this error."""
         try:
             return await coroutine
         except Exception as error:

@@ -69,7 +69,7 @@ EXIT_S = 5.0
 
 
 class CannotStart(SparkError):
-    """The error when no worker can start on these executors, so that a retry is useless."""
+    """The error that says: no worker can start on these executors, and a retry would not help."""
 
 
 @dataclass(slots=True, eq=False)
@@ -130,9 +130,8 @@ class SparkProvider:
         self._here(self._on_lost, worker_id)
 
     def _here(self, call: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # The program's loop is closed, because it ended without closing the provider.
+        with contextlib.suppress(RuntimeError):
+            # The program's loop is closed, because it ended without closing the provider.
             self._loop.call_soon_threadsafe(call, *args)
 
     # On the loop of the program.
@@ -257,7 +256,7 @@ def _hold_worker(context: Any, task: WorkerTask) -> tuple[str, str]:
 
 
 ALONE = LeaseOptions(lease_s=86_400.0, renew_s=3_600.0, stop_s=60.0)
-"""Options of a lease that does not run out, because there is no other candidate."""
+"""Options of a lease that never ends, for a JobManager without other candidates."""
 
 
 @dataclass(slots=True)
@@ -328,9 +327,8 @@ class EmbeddedJobManager:
         assert self._thread is not None, "it is entered"
         await wait_first([self._listening, self._thread])
         if self._running is not None and not self._thread.done():
-            with contextlib.suppress(
-                RuntimeError
-            ):  # The loop is closed, because the JobManager has just ended by itself.
+            with contextlib.suppress(RuntimeError):
+                # The loop is closed, because the JobManager has just ended by itself.
                 self._running.loop.call_soon_threadsafe(self._running.manager.stop)
         await wait_first([self._thread])
         return self._thread.exception()

@@ -68,7 +68,7 @@ _ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 def worker_config(settings: Mapping[str, str], workers: int) -> dict[str, str]:
     """Returns the defaults of a session only for workers. `settings` are those that are set."""
     return {
-        # A worker that ends is replaced by a new one, in a process of its own.
+        # A worker that ends is replaced by a new worker in a new process.
         "spark.task.maxFailures": "1",
         "spark.python.worker.reuse": "false",
         # A standalone master gives an application all cores that it has, unless told otherwise.
@@ -152,9 +152,7 @@ def _cores_of(master: str, config: Mapping[str, str]) -> int | None:
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 60.0
-"""Time after which a job that lacks slots goes on with those that there are. More workers may come
-later.
-"""
+"""Time after which a job that lacks slots runs with fewer. More workers may come later."""
 
 WORKER_SILENCE_S = 10.0
 """Maximum silence of a worker before it counts as lost. Its heartbeats come from a thread, also
@@ -269,7 +267,7 @@ class SparkWorkers:
                 for holder in (node.source, *getattr(node.factory, "args", ())):
                     bridge = getattr(holder, "bridge", None)
                     if not isinstance(bridge, SparkBridge) or is_connect(bridge.master):
-                        continue  # The session of a Connect server is beside that of the workers.
+                        continue  # A session of a Connect server is not the session of the workers.
                     if self.master not in (None, bridge.master):
                         raise GraphError(
                             f"operator {node.name!r} uses a Spark session on {bridge.master!r}, "

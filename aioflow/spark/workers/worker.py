@@ -33,9 +33,9 @@ SERVED, RETRIED, LACKS = "served", "retried", "lacks"
 """Possible ends of a worker's Spark job."""
 
 SILENCE_S = 6.0
-"""A driver that was not heard for this long is dead, or cut off.
+"""A driver that was silent for this long is dead or cut off.
 
-It answers from a thread of its own, even while the program's loop is blocked.
+The driver answers from a thread of its own, even while the loop of the program is blocked.
 """
 
 CHECK_S = 0.5

@@ -55,8 +55,8 @@ come between.
 
 @dataclass(slots=True, eq=False)
 class SimFile:
-    """An inode: what readers see, what is on the platter, and whose page cache holds the
-    difference.
+    """An inode: the content that readers see, the content that is on the disk, and the machine
+    whose page cache holds the difference.
     """
 
     writer: SimMachine
@@ -283,7 +283,8 @@ class SimDisk:
         names = dict(self._durable)
         for change in self._pending:
             _apply(names, change)
-        # A file may have lost its name for its only owner: look at all that had one or has one.
+        # A file without a name may still be open in one process, so all files that have or had a
+        # name are examined.
         for file in dict.fromkeys([*self._names.values(), *names.values()]):
             if file.writer is machine and file.data != file.synced:
                 file.data = bytearray(self._torn(file))

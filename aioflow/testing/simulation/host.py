@@ -28,8 +28,7 @@ ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
 Args = TypeVarTuple("Args")
 
 PERF_COST_S = 1e-6
-"""Virtual time that reading `perf_ns` takes, so that code which watches its slice sees time
-pass.
+"""Virtual time that a reading of `perf_ns` takes. So code that measures its slice sees time pass.
 """
 
 PERF_JUMP_RATE = 1 / 32
@@ -170,7 +169,9 @@ class SimulatedProcess:
         self.env = env
         self.secret = secret
         self.parent: str | None = None
-        """Name of the process that started it with `procs.exec`, and would have to do so again."""
+        """Name of the process that started it with `procs.exec`. Only that process may start it
+        again.
+        """
         self.returncode: int | None = None
         self.error: BaseException | None = None
         self._sim = sim
@@ -201,13 +202,12 @@ class SimulatedProcess:
         else:
             result = task.result()
             code = result if isinstance(result, int) else 0
-        self._sim.loop.kill(
-            self.process
-        )  # The kernel cleans up after an exit as it does after a kill.
+        # The kernel cleans up after an exit as it does after a kill.
+        self._sim.loop.kill(self.process)
         self.ended(code, error)
 
     def ended(self, code: int, error: BaseException | None) -> None:
-        """Notes how this process ended, and wakes the callers that wait for its end."""
+        """Notes the exit code of this process, and wakes the callers that wait for its end."""
         if self.returncode is not None:
             return
         self.returncode = code

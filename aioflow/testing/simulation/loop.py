@@ -42,8 +42,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START_S = 1000.0
-"""First reading of the virtual clock: not zero, so that code that takes 0 for "never" is found
-out.
+"""First reading of the virtual clock. It is not zero, so that code which takes 0 for "never" fails.
 """
 
 WALL_START_MS = 1_767_225_600_000
@@ -61,7 +60,7 @@ BLOCKING_S = (1e-5, 5e-3)
 """How long a blocking call takes."""
 
 SLICE_MAX = 8
-"""Callbacks a process may run before another one gets its turn."""
+"""Maximum number of callbacks that a process runs before another process gets its turn."""
 
 _TURN = struct.Struct("<IId")
 
@@ -125,8 +124,8 @@ class SimLoop(asyncio.BaseEventLoop):
             WeakKeyDictionary()
         )
         self._stop_asked = False
-        # The kernel is a process only so that its timers look like all others; they run the moment
-        # they are due.
+        # The kernel is a process only to make its timers like all others. They run at the moment
+        # when they are due.
         self.kernel = SimProcess("kernel", 0, SimMachine("kernel"))
         self.root = self.process("main")
         self.root.begin_life()
@@ -176,8 +175,8 @@ class SimLoop(asyncio.BaseEventLoop):
         return handle
 
     def _context(self, process: SimProcess) -> Context | None:
-        """Returns the context for a callback of `process`; None for a copy of the running one, if
-        that is its own.
+        """Returns the context for a callback of `process`. None means a copy of the running
+        context, if that belongs to `process`.
         """
         owner = OWNER.get()
         return None if owner is not None and owner[0] is process else process.context.copy()
@@ -564,15 +563,13 @@ class SimLoop(asyncio.BaseEventLoop):
             self._graveyard.extend(process.tasks)
             process.tasks = {}
             for orphan in list(process.orphans):
-                orphan.process_died(
-                    True
-                )  # Streams that are collected later ask whether they were closed.
+                # Streams that are collected later ask whether they were closed.
+                orphan.process_died(True)
             process.orphans = {}
         self._timers.clear()
         self._runnable.clear()
-        asyncio._set_running_loop(
-            self
-        )  # Cleanup asks for the running loop before it finds that nothing runs.
+        # Cleanup asks for the running loop before it finds that nothing runs.
+        asyncio._set_running_loop(self)
         try:
             # Closing a coroutine that awaits an async generator does not reach into the generator:
             # these come first. asyncio's own record of them.

@@ -94,7 +94,7 @@ class SimListener(asyncio.AbstractServer):
 
 @dataclass(frozen=True, slots=True)
 class _SocketName:
-    """The one thing that is asked of a listening socket."""
+    """A listening socket that only knows its name, because callers ask for nothing else."""
 
     machine: str
     port: int
@@ -111,9 +111,8 @@ class SimNetwork:
         self.options = options or NetworkOptions()
         self.rng = loop.stream("net")
         self.connections_made = 0
-        self._cut: set[tuple[str, str]] = (
-            set()
-        )  # (from, to); only asked for membership, never iterated.
+        # (from, to); only asked for membership, never iterated.
+        self._cut: set[tuple[str, str]] = set()
         self._parted: set[tuple[str, str]] = set()
         """Cuts between processes: (from, to)."""
         self._slow: dict[tuple[str, str], float] = {}

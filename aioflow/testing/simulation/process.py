@@ -66,8 +66,8 @@ class SimHandle(asyncio.TimerHandle):
 
 
 OWNER: ContextVar[tuple[SimProcess, int] | None] = ContextVar("OWNER", default=None)
-"""Process, and generation of it, to which the running code belongs; None outside of a
-simulation.
+"""The process to which the running code belongs, and the generation of the process. None outside of
+a simulation.
 """
 
 
@@ -80,9 +80,9 @@ class SimMachine:
         self.name = name
         self.up = True
         self.clock_ms = 0
-        """By so much its wall clock is fast.
+        """Lead of its wall clock, in ms.
 
-        A fault may set it, forward or back, while everything runs.
+        A fault may change the lead in both directions during the run.
         """
         self.ports: dict[int, Any] = {}  # Any: listeners of `network`, which imports this module.
         self.next_port = 49_152

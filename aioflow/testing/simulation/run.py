@@ -193,9 +193,8 @@ def fenced(loop: SimLoop) -> Iterator[None]:
     """Fences in all code that runs on `loop` while the block lasts."""
     global _fenced_loop, _installed
     if not _installed:
-        sys.addaudithook(
-            _hook
-        )  # It cannot be taken out again; without a fenced loop it costs one comparison.
+        # It cannot be taken out again; without a fenced loop it costs one comparison.
+        sys.addaudithook(_hook)
         _installed = True
     before, _fenced_loop = _fenced_loop, loop
     try:
@@ -211,7 +210,7 @@ def fenced(loop: SimLoop) -> Iterator[None]:
 
 @contextmanager
 def _guard(owner: object, name: str, event: str) -> Iterator[None]:
-    """Treats calls of one function as the audit event that it does not raise."""
+    """Makes calls of a function count as an audit event, because it raises none itself."""
     real = getattr(owner, name)
 
     def guarded(*args: Any) -> object:  # Any: the arguments of the real function.

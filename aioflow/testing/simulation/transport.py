@@ -319,9 +319,8 @@ class SimTransport(asyncio.Transport):
         else:
             self._rst_received = True
             if self._unsent or self._closing:
-                self._end(
-                    os_error(errno.ECONNRESET)
-                )  # A pending send finds out before any read does.
+                # A pending send finds out before any read does.
+                self._end(os_error(errno.ECONNRESET))
                 return
         self._set_read()
 
@@ -386,7 +385,7 @@ class SimTransport(asyncio.Transport):
             self._forget()
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
-        """Tells `protocol` that it is connected, then lets it read."""
+        """Reports the connection to `protocol`, and then lets it read."""
         self._protocol = protocol
         protocol.connection_made(self)
         if self._gone:  # It was broken before its process looked.
