@@ -10,7 +10,8 @@ to a side output.
 from __future__ import annotations
 
 import logging
-from collections.abc import KeysView, Mapping, Sequence
+import re
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -35,6 +36,8 @@ else:
 """Type of a connector's elements: Any, unless its call names a `type`."""
 
 __all__ = [
+    "one_or_more",
+    "one_or_more_places",
     "MALFORMED",
     "Malformed",
     "OnError",
@@ -191,6 +194,9 @@ MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
 """Errors of reading a malformed value: msgspec's errors, text of another encoding, numbers that are
 too large, and values that are nested too deep."""
 
+_BETWEEN = re.compile(r"\s*,\s*(?=\w+://|[^@]*$)")
+"""The commas between servers. Other commas belong to a password."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -243,3 +249,22 @@ class Malformed:
         self.skipped += 1
         if self.skipped == 1:
             logger.warning("skipped malformed input, more is skipped in silence: %s", message)
+
+
+def one_or_more(given: Any) -> list[Any]:
+    """Returns the items of the iterable `given` as a list. A text, or an object that is not
+    iterable, is itself the only item. The caller checks the types.
+    """
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+
+
+def one_or_more_places(given: Any) -> list[Any]:
+    """Returns `given` as a list of servers; a text may hold several servers, separated by commas.
+
+    A comma before a later `@` is part of a password.
+    """
+    return [
+        place
+        for one in one_or_more(given)
+        for place in (_BETWEEN.split(one) if isinstance(one, str) else [one])
+    ]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
 import msgspec
 
 from aioflow.core.errors import GraphError, StateError, did_you_mean
-from aioflow.io.arguments import checked_on_error, checked_seconds
-from aioflow.io.conversion import fields_of_value, one_or_more, value_maker
+from aioflow.io.arguments import checked_on_error, checked_seconds, one_or_more
+from aioflow.io.conversion import fields_of_value, value_maker
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

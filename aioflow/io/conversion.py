@@ -48,8 +48,6 @@ __all__ = [
     "model_maker",
     "namedtuple_from",
     "namedtuple_reader",
-    "one_or_more",
-    "one_or_more_places",
     "renaming_maker",
     "row_converter",
     "struct_like",
@@ -671,29 +669,8 @@ def _allows_text(hint: Any) -> bool:
     return any(member in (str, Any) for member in _members(hint)) and not allows_none(hint)
 
 
-_BETWEEN = re.compile(r"\s*,\s*(?=\w+://|[^@]*$)")
-
 FORMATS = ("json", "text", "bytes")
 """Formats of a body that need no schema."""
-
-
-def one_or_more(given: Any) -> list[Any]:
-    """Returns the items of the iterable `given` as a list. A text, or an object that is not
-    iterable, is itself the only item. The caller checks the types.
-    """
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-
-
-def one_or_more_places(given: Any) -> list[Any]:
-    """Returns `given` as a list of servers; a text may hold several servers, separated by commas.
-
-    A comma before a later `@` is part of a password.
-    """
-    return [
-        place
-        for one in one_or_more(given)
-        for place in (_BETWEEN.split(one) if isinstance(one, str) else [one])
-    ]
 
 
 def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:

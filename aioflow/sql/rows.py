@@ -107,7 +107,7 @@ class CheckedRow:
 
 
 def row_of_event(row: CheckedRow, event: Any) -> dict[str, Any]:
-    """Returns a row of a server-sent event: its fields, or those of the JSON in its data."""
+    """Returns the row of a server-sent event: its own fields, or the fields of its JSON data."""
     if {*row.attributes} <= {*event._fields}:
         return {name: getattr(event, name) for name in row.attributes}
     return row(event.data)

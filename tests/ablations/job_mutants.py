@@ -1241,7 +1241,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a comma in a password cuts the URL of a server",
-        "aioflow/io/conversion.py",
+        "aioflow/io/arguments.py",
         '(?=\\w+://|[^@]*$)")',
         '")',
         ("tests/io/test_refused_arguments.py::test_servers_between_commas_are_several",),

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import aioflow as af
-from aioflow.io.arguments import checked_encoding
-from aioflow.io.conversion import one_or_more_places
+from aioflow.io.arguments import checked_encoding, one_or_more_places
 from aioflow.io.files.parts import RollPolicy
 
 io = af.io

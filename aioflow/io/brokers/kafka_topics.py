@@ -27,6 +27,8 @@ from aioflow.io.arguments import (
     checked_options,
     checked_seconds,
     checked_text,
+    one_or_more,
+    one_or_more_places,
 )
 from aioflow.io.backoff import Backoff
 from aioflow.io.brokers.kafka_client import (
@@ -38,7 +40,6 @@ from aioflow.io.brokers.kafka_client import (
     undisturbed,
 )
 from aioflow.io.brokers.readers import GroupReader, Message
-from aioflow.io.conversion import one_or_more, one_or_more_places
 from aioflow.io.formats.format import checked_format
 from aioflow.operators.sink import BaseSink
 from aioflow.operators.source import BaseSource

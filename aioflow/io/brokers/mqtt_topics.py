@@ -16,7 +16,14 @@ from urllib.parse import urlsplit
 from aioflow.advice.hints import explained
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import GraphError
-from aioflow.io.arguments import T, checked_on_error, checked_seconds, checked_text, checked_whole
+from aioflow.io.arguments import (
+    T,
+    checked_on_error,
+    checked_seconds,
+    checked_text,
+    checked_whole,
+    one_or_more,
+)
 from aioflow.io.backoff import Backoff, reached
 from aioflow.io.brokers.mqtt_client import (
     Connection,
@@ -27,7 +34,6 @@ from aioflow.io.brokers.mqtt_client import (
     is_away,
 )
 from aioflow.io.brokers.readers import AcknowledgingReader, Message, say_at_most_once
-from aioflow.io.conversion import one_or_more
 from aioflow.io.formats.format import checked_format
 from aioflow.io.web.http_client import checked_url
 from aioflow.operators.sink import BaseSink

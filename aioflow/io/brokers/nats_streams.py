@@ -31,11 +31,11 @@ from aioflow.io.arguments import (
     checked_on_error,
     checked_options,
     checked_seconds,
+    one_or_more_places,
 )
 from aioflow.io.backoff import Backoff, reached
 from aioflow.io.brokers.nats_client import NatsConfig, connect, heeded, is_away, stream_of
 from aioflow.io.brokers.readers import Message, StreamReader
-from aioflow.io.conversion import one_or_more_places
 from aioflow.io.formats.format import checked_format
 from aioflow.operators.sink import LINGER_MS, BaseCommitter, BaseSink, BaseWriter
 from aioflow.operators.source import BaseSource, Split

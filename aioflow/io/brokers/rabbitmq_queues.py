@@ -22,6 +22,7 @@ from aioflow.io.arguments import (
     checked_options,
     checked_seconds,
     checked_whole,
+    one_or_more,
 )
 from aioflow.io.backoff import Backoff, reached
 from aioflow.io.brokers.rabbitmq_client import (
@@ -35,7 +36,6 @@ from aioflow.io.brokers.rabbitmq_client import (
     refusal,
 )
 from aioflow.io.brokers.readers import AcknowledgingReader, Message
-from aioflow.io.conversion import one_or_more
 from aioflow.io.formats.format import checked_format
 from aioflow.io.web.http_client import checked_url
 from aioflow.operators.sink import BaseSink

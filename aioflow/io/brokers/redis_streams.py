@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, StateError, did_you_mean
-from aioflow.io.arguments import T, checked_on_error, checked_seconds, checked_text, checked_whole
+from aioflow.io.arguments import (
+    T,
+    checked_on_error,
+    checked_seconds,
+    checked_text,
+    checked_whole,
+    one_or_more,
+)
 from aioflow.io.backoff import Backoff, reached
 from aioflow.io.brokers.readers import GroupReader, Message
 from aioflow.io.brokers.redis_client import (
@@ -26,7 +33,6 @@ from aioflow.io.brokers.redis_client import (
     open_client,
     refusal,
 )
-from aioflow.io.conversion import one_or_more
 from aioflow.io.formats.format import checked_format
 from aioflow.io.web.http_client import checked_url
 from aioflow.operators.sink import BaseSink

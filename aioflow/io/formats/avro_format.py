@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, describe_record
-from aioflow.io.arguments import T, checked_options
-from aioflow.io.conversion import one_or_more
+from aioflow.io.arguments import T, checked_options, one_or_more
 from aioflow.io.formats.avro_types import avro_schema_of, checked_written, differing_field, renamed
 from aioflow.io.formats.format import (
     Decoder,

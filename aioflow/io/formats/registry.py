@@ -22,9 +22,8 @@ from aioflow.advice.hints import explained_methods
 from aioflow.core.errors import Broken, GraphError
 from aioflow.inspection.redaction import redacted
 from aioflow.io import backoff as start
-from aioflow.io.arguments import checked_headers, checked_seconds
+from aioflow.io.arguments import checked_headers, checked_seconds, one_or_more
 from aioflow.io.backoff import Backoff
-from aioflow.io.conversion import one_or_more
 from aioflow.io.web.http_client import checked_url, client_session, http_error
 
 if TYPE_CHECKING:
