@@ -6,7 +6,8 @@ awaited with bounded concurrency, `blocking=True` runs in a bounded thread execu
 before the flow does.
 
 The classes return each other, so they stand in one module. Code that they share with other modules
-is in `api.build` and `api.calls`.
+is in `api.build` and `api.calls`. Windows and joins are imported by the methods that add them, so
+that programs without them start faster.
 """
 
 from __future__ import annotations
@@ -98,21 +99,11 @@ from aioflow.operators.aggregate.functions import max as max_of
 from aioflow.operators.aggregate.functions import min as min_of
 from aioflow.operators.aggregate.functions import sum as sum_of
 from aioflow.operators.aggregate.running import RunningReduceOperator, make_running_aggregate
-from aioflow.operators.join.joins import CoGroupOperator, make_interval_join, make_window_join
-from aioflow.operators.join.window_join import WindowJoinOperator, why_rows
 from aioflow.operators.operator import make_operator
 from aioflow.operators.process.async_functions import is_async_process
 from aioflow.operators.stateless import StatelessKind, is_async, make_connected_rows
 from aioflow.operators.traits import OperatorTraits
 from aioflow.operators.watermarks import TimestampsAndWatermarksOperator
-from aioflow.operators.window.assigners import GlobalWindows
-from aioflow.operators.window.plan import (
-    ReduceAggregate,
-    WindowSpec,
-    check_window,
-    count_window,
-    plan_window,
-)
 
 if TYPE_CHECKING:
     from aioflow.api.gather import RowStream
@@ -121,6 +112,7 @@ if TYPE_CHECKING:
     from aioflow.graph.stream_graph import StreamGraph
     from aioflow.io.changes import Change, Upsert
     from aioflow.operators.call_pool import Retry
+    from aioflow.operators.join.joins import CoGroupOperator
     from aioflow.operators.operator import Operator
     from aioflow.operators.sink import Sink
     from aioflow.operators.watermarks import WatermarkStrategy
@@ -1300,6 +1292,8 @@ class WindowedStream(HalfStream, Generic[K, T]):
         evictor: Evictor[Any] | None = None,
         lateness: str | timedelta = "0s",
     ) -> None:
+        from aioflow.operators.window.plan import check_window
+
         self._stream = stream
         self._assigner = assigner
         self._trigger = trigger
@@ -1313,6 +1307,8 @@ class WindowedStream(HalfStream, Generic[K, T]):
         cls, stream: KeyedStream[K, T], size: int, slide: int | None
     ) -> WindowedStream[K, T]:
         """Returns a stream grouped by windows of `size` elements."""
+        from aioflow.operators.window.plan import count_window
+
         assigner, trigger, evictor = count_window(size, slide)
         return cls(stream, assigner, trigger=trigger, evictor=evictor)
 
@@ -1351,6 +1347,8 @@ class WindowedStream(HalfStream, Generic[K, T]):
 
         `window_fn(key, window, value)` makes another result from it.
         """
+        from aioflow.operators.window.plan import ReduceAggregate
+
         return self._add(
             "window",
             OperatorOptions(name, uid, parallelism),
@@ -1415,6 +1413,8 @@ class WindowedStream(HalfStream, Generic[K, T]):
         return self._add("window", OperatorOptions(name, uid, parallelism), process=fn)
 
     def _add(self, kind: str, options: OperatorOptions, **what: Any) -> WindowResults[Any, T]:
+        from aioflow.operators.window.plan import WindowSpec, plan_window
+
         spec = WindowSpec(
             assigner=self._assigner,
             trigger=self._trigger,
@@ -1445,6 +1445,8 @@ def require_event_time(
 
     Such a window would never fire. `which` names the stream in the error if there are two.
     """
+    from aioflow.operators.window.assigners import GlobalWindows
+
     if (
         assigner.is_event_time
         and not isinstance(assigner, GlobalWindows)
@@ -1481,7 +1483,6 @@ class _TwoStreams(HalfStream, Generic[T, U]):
 
     kind = ""
     takes = ""
-    operator: type[CoGroupOperator]
 
     def __init__(self, left: DataStream[T], right: DataStream[U]) -> None:
         self._left = left
@@ -1520,6 +1521,8 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         In a co-group, a key that occurs on only one side makes a group too. Elements later than
         `lateness` are dropped.
         """
+        from aioflow.operators.window.plan import check_window
+
         if self._left_keyed is None or self._right_keyed is None:
             raise GraphError(f"{self.kind}: where(...).equal_to(...) come before window(...)")
         lateness_ms = to_ms(lateness, "lateness")
@@ -1533,6 +1536,8 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         self, fn: Any, options: OperatorOptions, said: str = "apply(...)"
     ) -> DataStream[Any]:
         """Adds the operator of the join. `said` is the user's call, for error messages."""
+        from aioflow.operators.join.joins import make_window_join
+
         if self._window is None or self._left_keyed is None or self._right_keyed is None:
             raise GraphError(
                 f"{self.kind}: where(...).equal_to(...).window(...) come before {said}"
@@ -1540,7 +1545,7 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         check_plain(fn, f"apply of {self.kind}", self.takes)
         assigner, trigger, evictor, lateness_ms = self._window
         factory = partial(
-            make_window_join, self.operator, assigner, fn, trigger, evictor, lateness_ms
+            make_window_join, self._operator(), assigner, fn, trigger, evictor, lateness_ms
         )
         flow = self._left.flow
         inputs = [self._left_keyed.upstreams, self._right_keyed.upstreams]
@@ -1558,6 +1563,11 @@ class _TwoStreams(HalfStream, Generic[T, U]):
         )
         return DataStream(flow, [Upstream(node.id)])
 
+    def _operator(self) -> type[CoGroupOperator]:
+        from aioflow.operators.join.joins import CoGroupOperator
+
+        return CoGroupOperator
+
     def _traits(self, fn: Any) -> OperatorTraits:
         return traits.BY_RECORD
 
@@ -1572,7 +1582,6 @@ class JoinedStreams(_TwoStreams[T, U]):
     completed_by = f"{STEPS} and .apply(fn), .pairs() or .select(name=af.left.field)"
     kind = "join"
     takes = "left, right"
-    operator = WindowJoinOperator
     elsewhere: ClassVar[Mapping[str, str]] = {
         "process": "apply(fn), with fn(left, right), or pairs().process(fn)",
         "on": KEYS,
@@ -1614,7 +1623,14 @@ class JoinedStreams(_TwoStreams[T, U]):
             columns, **{"parallelism": own.parallelism, **named}
         )
 
+    def _operator(self) -> type[CoGroupOperator]:
+        from aioflow.operators.join.window_join import WindowJoinOperator
+
+        return WindowJoinOperator
+
     def _traits(self, fn: Any) -> OperatorTraits:
+        from aioflow.operators.join.window_join import why_rows
+
         assert self._window is not None
         assigner, trigger, evictor, lateness_ms = self._window
         return traits.join(why_rows(assigner, fn, trigger, evictor, lateness_ms))
@@ -1629,7 +1645,6 @@ class CoGroupedStreams(_TwoStreams[T, U]):
 
     kind = "co_group"
     takes = "key, lefts, rights"
-    operator = CoGroupOperator
     elsewhere: ClassVar[Mapping[str, str]] = {
         "process": "apply(fn), with fn(key, lefts, rights)",
         "on": KEYS,
@@ -1700,6 +1715,8 @@ class IntervalJoin(HalfStream, Generic[K, T, U]):
 
         Their timestamp is the larger of the two elements' times.
         """
+        from aioflow.operators.join.joins import make_interval_join
+
         check_plain(fn, "process of interval_join", "left, right, ctx", "process_element")
         factory = partial(make_interval_join, fn, *self._bounds)
         flow = self._left.flow

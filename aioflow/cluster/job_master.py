@@ -20,10 +20,8 @@ from aioflow.cluster.execution_graph import (
     JobStatus,
     ScheduleRestart,
 )
-from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.cluster.job_history import JobHistory
 from aioflow.cluster.rescaling import Rescaling
-from aioflow.cluster.restoring import GivenSavepoint
 from aioflow.cluster.split_discovery import SourceLimits, SplitDiscovery
 from aioflow.core.aio import wait_all
 from aioflow.core.errors import CheckpointError, RescaleError, message_of, note_once
@@ -41,7 +39,9 @@ if TYPE_CHECKING:
     from aioflow.checkpoint.instructions import CheckpointSettings
     from aioflow.checkpoint.statistics import CheckpointStatistics
     from aioflow.cluster.gateways import TaskExecutorGateway
+    from aioflow.cluster.job_checkpoints import JobCheckpoints
     from aioflow.cluster.restart import RestartPolicy
+    from aioflow.cluster.restoring import GivenSavepoint
     from aioflow.core.aio import OrderedTaskGroup
     from aioflow.core.host import Host
     from aioflow.graph.job_graph import JobGraph
@@ -79,9 +79,14 @@ class JobMaster:
         self._discovered: dict[int, list[Split]] = {}
         self._checkpoints: JobCheckpoints | None = None
         self._begins_with: JobCheckpoints | GivenSavepoint | None = None
+        # Imported only where they are used: without checkpoints a small program starts faster.
         if checkpoints is not None and checkpoints.store is None:
+            from aioflow.cluster.restoring import GivenSavepoint
+
             self._begins_with = GivenSavepoint(host, checkpoints, codec or Codec())
         elif checkpoints is not None:
+            from aioflow.cluster.job_checkpoints import JobCheckpoints
+
             self._checkpoints = JobCheckpoints(
                 host,
                 job_id,
