@@ -48,8 +48,6 @@ CLAUSES = {
     "limit": "LIMIT of a stream depends on the order of arrival; rank the rows of a window with "
     "ROW_NUMBER(), or stop reading",
     "offset": "OFFSET of a stream depends on the order of arrival",
-    "qualify": "QUALIFY is not supported; put the ranking into a subquery and write WHERE rank "
-    "<= n",
     "windows": "WINDOW is not supported; write OVER (...) in full",
     "laterals": "LATERAL is not supported; use flat_map() on the stream before the query",
     "pivots": "PIVOT is not supported; write one CASE for each column",

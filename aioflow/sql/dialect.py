@@ -374,6 +374,7 @@ STATEMENTS = ("SELECT", "INSERT", "CREATE", "EXPLAIN", "WITH", "SET", "DROP", "S
 FIRST_WORD = re.compile(r"\s*(?:--[^\n]*\s*)*(\w+)")
 UNIT = re.compile(r"(?<![\w'])(\d+)\s+(second|minute|hour|day)s?\b", re.IGNORECASE)
 """A length of time without its quotes."""
+EMIT = re.compile(r"\bEMIT\b", re.IGNORECASE)
 
 
 def parse(text: str) -> list[exp.Expr]:
@@ -425,6 +426,11 @@ def _hint(text: str, span: tuple[int, int] | None) -> str:
         return ""
     if unit := UNIT.search(text, max(0, span[0] - 10), span[1] + 10):
         return f"; an interval is written INTERVAL '{unit[1]}' {unit[2].upper()}"
+    if EMIT.search(text, max(0, span[0] - 10), span[1] + 10):
+        return (
+            "; there is no EMIT: a window emits its rows when it ends, and updates=True of "
+            "flow.sql(...), or an INSERT into a table with PRIMARY KEY, gives each change"
+        )
     first = FIRST_WORD.match(text, text.rfind(";", 0, span[0]) + 1)
     word = first[1].upper() if first else ""
     return did_you_mean(word, STATEMENTS, "{}") if word and word not in STATEMENTS else ""

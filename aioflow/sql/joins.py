@@ -534,12 +534,7 @@ def require_ttl(
     ttl: Any, flow: Any, relations: Sequence[Relation], what: str, place: exp.Expr
 ) -> None:
     """Raises SqlError if state would grow for ever, because endless input has no time to live."""
-    if ttl is not None:
-        return
-    ids = [up.node_id for relation in relations for up in relation.stream.upstreams]
-    nodes = [flow.graph.nodes[one] for one in flow.graph.upstream_of(ids)]
-    endless = [node.name for node in nodes if node.source and not node.source.bounded]
-    endless = list(dict.fromkeys(endless))
+    endless = [] if ttl is not None else _endless(flow, relations)
     if endless:
         raise SqlError(
             f"{what} keeps its rows for ever, and {' and '.join(endless)} "
@@ -547,6 +542,25 @@ def require_ttl(
             "sql(..., ttl=\"1h\"), or SET 'ttl' = '1h' in a script",
             place,
         )
+
+
+def refuse_endless(flow: Any, relation: Relation, place: exp.Expr) -> None:
+    """Raises SqlError if the query of an IN or EXISTS appends rows for ever."""
+    if endless := _endless(flow, [relation]):
+        raise SqlError(
+            f"IN and EXISTS take a query of bounded tables, or of rows that change, and "
+            f"{' and '.join(endless)} appends rows for ever: after ttl a value would come again, "
+            "and so the rows that it lets pass; write a join",
+            place,
+        )
+
+
+def _endless(flow: Any, relations: Sequence[Relation]) -> list[str]:
+    """Returns the names of the sources of relations that do not end."""
+    ids = [up.node_id for relation in relations for up in relation.stream.upstreams]
+    nodes = [flow.graph.nodes[one] for one in flow.graph.upstream_of(ids)]
+    endless = [node.name for node in nodes if node.source and not node.source.bounded]
+    return list(dict.fromkeys(endless))
 
 
 def require_event_time(relation: Relation, what: str, place: exp.Expr | None = None) -> None:

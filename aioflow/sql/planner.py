@@ -48,6 +48,7 @@ from aioflow.sql.relation import (
     duration_ms,
     refuse_updates,
 )
+from aioflow.sql.rewriting import HIDDEN, distinct_of, rewritten
 from aioflow.sql.scope import Field, Merged, Named, Scope
 from aioflow.sql.types import NUMERIC, TIMESTAMP, unify
 
@@ -136,7 +137,10 @@ class Planner:
             if isinstance(node, exp.Union):
                 return self._union(node)
             if isinstance(node, exp.Select):
-                return self._select(node, rank)
+                made = rewritten(node)
+                if isinstance(made, exp.Select) and not made.args.get("qualify"):
+                    return self._select(made, rank)
+                return self.query(made, rank)
         finally:
             self.tables = outer
         what = type(node).__name__.upper()
@@ -149,11 +153,9 @@ class Planner:
     def _union(self, node: exp.Union) -> Relation:
         refuse_clauses(node)
         if node.args.get("distinct"):
-            raise SqlError(
-                "UNION removes duplicates, which needs all rows; write UNION ALL, and SELECT "
-                "DISTINCT with a window if duplicates must go",
-                node.expression,
-            )
+            together = node.copy()
+            together.set("distinct", False)
+            return self._select(distinct_of(together), None)
         if node.args.get("by_name"):
             raise SqlError(
                 "UNION ALL BY NAME is not known; list the columns in the same order",
@@ -235,8 +237,8 @@ class Planner:
         def bound(one: exp.Expr) -> exp.Expr:
             if isinstance(one, exp.Query):
                 raise SqlError(
-                    "a subquery can only stand in FROM; join it, or name it in WITH and join the "
-                    "name",
+                    "a subquery can only stand in FROM, and beside AND in WHERE as x IN (SELECT "
+                    "...) or EXISTS (...); join it, or name it in WITH and join the name",
                     one,
                 )
             if not isinstance(one, exp.Column) or isinstance(one.this, exp.Star):
@@ -261,22 +263,7 @@ class Planner:
         for number, one in enumerate(node.expressions):
             star = one if isinstance(one, exp.Star) else one.this
             if isinstance(star, exp.Star) and isinstance(one, exp.Star | exp.Column):
-                if any(star.args.get(part) for part in ("except_", "replace", "rename")):
-                    raise SqlError(
-                        "* EXCEPT and * REPLACE are not supported; list the columns", one
-                    )
-                of, merged = source.scope.relations, source.scope.merged
-                if isinstance(one, exp.Column):
-                    of, merged = (source.scope.relation(one),), ()
-                if any(relation.is_open for relation in of):
-                    items.append(("*", star))
-                items += [(m.fields[0].name, _merged(m.values, one)) for m in merged]
-                items += [
-                    (field.name, key_column(field.key, one))
-                    for named in of
-                    for field in named.fields
-                    if not any(field in m.fields for m in merged)
-                ]
+                items += self._star(one, star, source.scope)
                 continue
             value = one.unalias()
             name = one.alias or (value.name if isinstance(value, exp.Column | exp.Dot) else "")
@@ -288,6 +275,44 @@ class Planner:
                 node.expressions[0],
             )
         return items
+
+    def _star(self, node: exp.Expr, star: exp.Star, scope: Scope) -> list[tuple[str, exp.Expr]]:
+        """Returns the columns of `*` or `t.*`, without those of EXCEPT, and as REPLACE says."""
+        of, merged = scope.relations, scope.merged
+        if isinstance(node, exp.Column):
+            of, merged = (scope.relation(node),), ()
+        of = tuple(one for one in of if not one.alias.startswith(HIDDEN))
+        items: list[tuple[str, exp.Expr]] = []
+        if any(relation.is_open for relation in of):
+            items.append(("*", star))
+        items += [(m.fields[0].name, _merged(m.values, node)) for m in merged]
+        items += [
+            (field.name, key_column(field.key, node))
+            for named in of
+            for field in named.fields
+            if not any(field in m.fields for m in merged)
+        ]
+        if star.args.get("rename"):
+            raise SqlError("* RENAME is not supported; list the columns", node)
+        left_out, replaced = star.args.get("except_") or (), star.args.get("replace") or ()
+        if items and items[0][0] == "*" and (left_out or replaced):
+            raise SqlError("* EXCEPT needs to know the columns; declare them with schemas=", node)
+        values: dict[str, exp.Expr | None] = {self._of_star(one, items): None for one in left_out}
+        values |= {
+            self._of_star(one.args["alias"], items): self._bind(one.this, scope) for one in replaced
+        }
+        made = [(name, values.get(name, one)) for name, one in items]
+        return [(name, one) for name, one in made if one is not None]
+
+    @staticmethod
+    def _of_star(node: exp.Expr, items: list[tuple[str, exp.Expr]]) -> str:
+        """Returns the column of `*` that EXCEPT or REPLACE names."""
+        names = [name for name, _ in items]
+        alike = [one for one in names if one.casefold() == node.name.casefold()]
+        if node.name not in names and len(alike) != 1:
+            hint = did_you_mean(node.name, names, "{}")
+            raise SqlError(f"* has no column {node.name!r}{hint}", node)
+        return node.name if node.name in names else alike[0]
 
     def _group(
         self, node: exp.Select, items: list[tuple[str, exp.Expr]], scope: Scope
@@ -342,6 +367,8 @@ class Planner:
             refuse_clauses(entry)
             rank = self._rank(entry, node.args.get("joins") or [], conditions)
             alias, relation = self._entry(entry, rank)
+            if alias.startswith(HIDDEN) and not relation.changes:
+                joins.refuse_endless(self.compiler.flow, relation, entry)
             if isinstance(relation, sources.Table):
                 relation = relation if found else relation.streamed(self.compiler.flow)
             elif len(entries) > 1:

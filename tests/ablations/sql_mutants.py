@@ -7,6 +7,7 @@ from tests.ablations.runner import Mutant
 __all__ = ["SQL_MUTANTS"]
 
 _PLANNER, _UPDATES = "tests/sql/test_planner.py::", "tests/sql/test_updates.py::"
+_QUERIES = "tests/sql/test_queries.py::"
 _AGGREGATES, _SCRIPT = "tests/sql/test_aggregates.py::", "tests/sql/test_script.py::"
 
 SQL_MUTANTS: list[Mutant] = [
@@ -68,6 +69,34 @@ SQL_MUTANTS: list[Mutant] = [
         '            key = self._key(after if before is None else before, "after", kind)\n',
         '            key = self._key(after, "after", kind)\n',
         ("tests/io/test_debezium.py::test_an_event_is_the_change_of_a_row",),
+    ),
+    Mutant(
+        "a row comes once for each equal value of the query of IN",
+        "aioflow/sql/rewriting.py",
+        '        inner.set("distinct", exp.Distinct())\n',
+        '        inner.set("distinct", None)\n',
+        (_QUERIES + "test_clauses_that_become_others_give_what_duckdb_gives",),
+    ),
+    Mutant(
+        "* shows the column of the query of IN",
+        "aioflow/sql/planner.py",
+        "        of = tuple(one for one in of if not one.alias.startswith(HIDDEN))\n",
+        "",
+        (_QUERIES + "test_clauses_that_become_others_give_what_duckdb_gives",),
+    ),
+    Mutant(
+        "UNION keeps equal rows",
+        "aioflow/sql/planner.py",
+        "            return self._select(distinct_of(together), None)\n",
+        "            return self.query(together)\n",
+        (_QUERIES + "test_clauses_that_become_others_give_what_duckdb_gives",),
+    ),
+    Mutant(
+        "the query of IN may append rows for ever",
+        "aioflow/sql/planner.py",
+        "            if alias.startswith(HIDDEN) and not relation.changes:\n",
+        "            if False:\n",
+        (_PLANNER + "test_a_query_of_an_endless_stream_is_not_taken_by_in",),
     ),
     Mutant(
         "a text that is no DECIMAL is read as NULL",

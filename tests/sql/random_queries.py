@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import duckdb
@@ -153,6 +155,8 @@ def latest(changes: list[Any]) -> list[dict[str, Any]]:
 
 def _shown(value: Any) -> Any:
     """Returns a value that equals those which are the same to 9 digits."""
+    if isinstance(value, Decimal):
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return tuple(map(_shown, value)) if isinstance(value, list) else value
     return float(f"{value:.9g}") + 0.0
@@ -198,7 +202,9 @@ _AGGREGATES = [
     "MIN({D}) FILTER (WHERE {B})", "STDDEV_POP({F})", "COUNT(*) + COALESCE(SUM({I}), 0)", "SUM(n)",
     "CASE WHEN COUNT(*) > 1 THEN MIN({I}) ELSE MAX({I2}) END", "MAX({I}) - MIN({I})",
     "SUM(i) / COUNT(*)",
-    "SUM(DISTINCT i)", "UPPER(MIN({S}))", "AVG(f) > 1",
+    "SUM(DISTINCT i)", "UPPER(MIN({S}))", "AVG(f) > 1", "SUM(CAST({I} AS DECIMAL(18, 2)) * 1.25)",
+    "AVG(CAST(n AS DECIMAL(18, 4)) + 0.5)", "MAX(CAST({I} AS DECIMAL(18, 1)))",
+    "SUM(DISTINCT CAST(i AS DECIMAL(9, 3)))",
 ]  # fmt: skip
 _PAIRS = [
     "x.i < y.n", "(x.s = y.s OR y.b)", "x.f IS NULL", "x.i + y.i > 0", "NOT x.b", "x.s LIKE 'a%'",
@@ -224,7 +230,8 @@ class QueryWriter:
             self.around, self.star, self.windows_of_union, self.windows_of_windows, self.most,
             self.three, self.running, self.running, self.running, self.running_over_windows,
             self.around_running, self.distinct_rows, self.best, self.changing, self.changing,
-            self.changing, self.changing, self.changing, self.over, self.over,
+            self.changing, self.changing, self.changing, self.over, self.over, self.inside,
+            self.sets, self.sets_of_windows, self.qualified, self.together, self.star_without,
         ]  # fmt: skip
         return self.draw.choice(kinds)()
 
@@ -540,7 +547,7 @@ class QueryWriter:
             return Text(text + where.ours, text + where.duck)
         made = self.draw.choice(
             [self._groups, self._groups, self._filtered, self._pairs, self._pairs, self._ranks,
-             self._both, self._different]
+             self._both, self._different, self._inside, self._sets]
         )  # fmt: skip
         return made(depth - 1)
 
@@ -551,6 +558,7 @@ class QueryWriter:
             "COUNT(*)", "SUM(m)", "MAX(a)", "MIN(m)", "COUNT(DISTINCT a)", "COUNT(s)", "MIN(k)",
             "SUM(a) FILTER (WHERE m > 1)", "COUNT(DISTINCT s)", "SUM(DISTINCT m)", "COUNT(f)",
             "MAX(k) - MIN(k)", "COUNT(DISTINCT k) FILTER (WHERE s IS NOT NULL)",
+            "CAST(SUM(CAST(a AS DECIMAL(18, 2))) AS BIGINT)",
         ]  # fmt: skip
         names = ["m", "a"] if len(keys) else ["k", "m", "a"]
         items = [f"{keys[0]} AS k"] if keys else []
@@ -612,6 +620,104 @@ class QueryWriter:
 
     def _different(self, depth: int) -> Text:
         return self._around("SELECT DISTINCT k, m, a, f, s FROM", self.changing(depth), "AS q")
+
+    def _inside(self, depth: int) -> Text:
+        """Rows for which another query has a row, or has none."""
+        left, right = self.changing(depth), self.changing(self.draw.randrange(depth + 1))
+        test = self.draw.choice(
+            ["p.k IN (SELECT m FROM {q})", "EXISTS (SELECT 1 FROM {q} WHERE q.k = p.m)",
+             "NOT EXISTS (SELECT 1 FROM {q} WHERE q.k = p.k)",
+             "NOT EXISTS (SELECT 1 FROM {q} WHERE q.k = p.a AND p.s = q.s AND q.m > 1)",
+             "p.m IN (SELECT a + 1 FROM {q} WHERE q.s = p.s) AND p.k > 0"]
+        )  # fmt: skip
+        return Text(*(
+            f"SELECT * FROM ({a}) AS p WHERE {test.format(q=f'({b}) AS q')}"
+            for a, b in ((left.ours, right.ours), (left.duck, right.duck))
+        ))  # fmt: skip
+
+    def _sets(self, depth: int) -> Text:
+        sets = self.draw.choice(
+            ["ROLLUP (k, s)", "CUBE (k, s)", "k, ROLLUP (s)", "GROUPING SETS ((k), (s), (k, s))"]
+        )
+        call = self.draw.choice(["COUNT(*)", "SUM(m)", "MIN(a)", "COUNT(DISTINCT m)"])
+        items = f"k, {call} AS m, COUNT(a) AS a, MAX(f) AS f, s"
+        tail = f"AS q GROUP BY {sets}"
+        inner = self.changing(depth)
+        # Without any row, a stream has no result of all rows.
+        return Text(
+            f"SELECT {items} FROM ({inner.ours}) {tail}",
+            f"SELECT {items} FROM ({inner.duck}) {tail} HAVING COUNT(*) > 0",
+        )
+
+    def inside(self) -> Text:
+        test = self.draw.choice(
+            ["i IN (SELECT j FROM y )", "s IN (SELECT s FROM y WHERE b)",
+             "EXISTS (SELECT 1 FROM y WHERE y.i = x.i AND y.s = x.s)",
+             "EXISTS (SELECT * FROM y WHERE x.n = y.n + 1 AND y.f IS NOT NULL)",
+             "NOT EXISTS (SELECT 1 FROM y WHERE x.i = y.i)",
+             "NOT EXISTS (SELECT 1 FROM y WHERE y.j = x.i AND y.b) AND x.i IN (SELECT i FROM y )",
+             "n IN (SELECT MAX(n) FROM y GROUP BY i)",
+             "i IN (SELECT i FROM y UNION SELECT n FROM x )"]
+        )  # fmt: skip
+        items = self.draw.choice(["*", "id, s", "x.id, i + 1 AS c"])
+        return self._same(
+            f"SELECT {items} FROM x WHERE {test} AND {self.draw.choice(['TRUE', 'b'])}"
+        )
+
+    def sets(self) -> Text:
+        sets = self.draw.choice(
+            ["ROLLUP (i, s)", "CUBE (i, b)", "GROUPING SETS ((i), (b, s), (i, b))",
+             "b, GROUPING SETS ((i), (s))", "ROLLUP ((i, b), s)",
+             "GROUPING SETS (i, ROLLUP (b, s))"]
+        )  # fmt: skip
+        keys = [key for key in "ibs" if re.search(rf"\b{key}\b", sets)]
+        calls = [
+            self.writer.fill(self.draw.choice(_AGGREGATES), 1)
+            for _ in range(self.draw.randrange(1, 3))
+        ]
+        items = ["COALESCE(i, -9) AS k" if key == "i" else key for key in keys]
+        having = self.draw.choice([" HAVING COUNT(*) > 1", " HAVING COUNT(*) > 0"])
+        return Text(*(
+            f"SELECT {', '.join([*items, *(f'{one} AS c{n}' for n, one in enumerate(given))])} "
+            f"FROM x GROUP BY {sets}{having}"
+            for given in ([one.ours for one in calls], [one.duck for one in calls])
+        ))  # fmt: skip
+
+    def sets_of_windows(self) -> Text:
+        sets = self.draw.choice(["ROLLUP (i, b)", "GROUPING SETS ((i), (b), ())", "CUBE (i, b)"])
+        call = self.draw.choice(["SUM(n)", "COUNT(DISTINCT s)", "MIN(i)"])
+        return Text(*(
+            f"SELECT i, b, {call} AS c, COUNT(*) AS m FROM {source} GROUP BY {start}, {end}, {sets}"
+            for source, start, end in _windowed(self.draw.choice(["TUMBLE", "CUMULATE"]), "x")
+        ))  # fmt: skip
+
+    def qualified(self) -> Text:
+        by = self.draw.choice(["n DESC, id", "id", "s, id DESC"])
+        over = f"ROW_NUMBER() OVER (PARTITION BY {self.draw.choice(['i', 's, b'])} ORDER BY {by})"
+        return self._same(self.draw.choice([
+            f"SELECT * FROM x QUALIFY {over} = 1",
+            f"SELECT id, n, {over} AS r FROM x WHERE n > 0 QUALIFY r <= 2",
+            f"SELECT id, i FROM x QUALIFY {over} <= 2 AND i > 0",
+            f"SELECT id, i FROM x QUALIFY {over} BETWEEN 2 AND 3",
+            "SELECT id, i FROM x QUALIFY SUM(n) OVER (PARTITION BY i ORDER BY ts, id) % 3 = 1",
+        ]))  # fmt: skip
+
+    def together(self) -> Text:
+        first, second, third = self.changing(1), self.changing(1), self.changing(0)
+        way = self.draw.choice(["UNION", "UNION", "UNION ALL"])
+        return Text(*(
+            f"SELECT k, m, s FROM ({a}) AS p UNION SELECT m, a, s FROM ({b}) AS q "
+            f"{way} SELECT k, a, s FROM ({c}) AS r"
+            for a, b, c in ((first.ours, second.ours, third.ours),
+                            (first.duck, second.duck, third.duck))
+        ))  # fmt: skip
+
+    def star_without(self) -> Text:
+        return self._same(self.draw.choice([
+            "SELECT * EXCLUDE (ts, F) FROM x ",
+            "SELECT * EXCLUDE (t) REPLACE (i + 1 AS i, UPPER(s) AS s) FROM x WHERE n > 1",
+            "SELECT x.* EXCLUDE (ts, d, t), y.id AS other FROM x JOIN y ON x.i = y.i",
+        ]))  # fmt: skip
 
     def distinct(self) -> Text:
         item = self.draw.choice(["i", "s", "b, i", "COALESCE(i, 0)"])

@@ -506,14 +506,47 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
         (f"SELECT item, count(*) FROM {WINDOW} GROUP BY window_end", "item must stand in", "item"),
         ("SELECT item FROM bids ORDER BY price", "ORDER BY of a stream", "price"),
         ("SELECT item FROM bids LIMIT 3", "LIMIT of a stream", "3"),
-        ("SELECT item FROM bids UNION SELECT item FROM sellers", "write UNION ALL", ""),
+        ("SELECT item FROM bids EMIT CHANGES", "there is no EMIT", "CHANGES"),
+        ("SELECT item, count(*) FROM bids GROUP BY item EMIT FINAL", "there is no EMIT", "EMIT"),
         ("SELECT item FROM bids INTERSECT SELECT item FROM sellers", "INTERSECT is not", "SELECT"),
         ("SELECT * FROM bids LEFT JOIN sellers ON bids.item = sellers.item", "whole streams", ""),
         ("SELECT 1 FROM bids a JOIN bids b ON a.ts < b.ts", "needs an equality", ""),
         (
-            "SELECT 1 FROM bids WHERE item IN (SELECT item FROM sellers)",
+            "SELECT 1 FROM bids WHERE item IN (SELECT item FROM sellers) OR price > 3",
             "can only stand in FROM",
+            "item FROM sellers",
+        ),
+        (
+            "SELECT 1 FROM bids WHERE item NOT IN (SELECT item FROM sellers)",
+            "write NOT EXISTS",
+            "item NOT IN",
+        ),
+        (
+            "SELECT 1 FROM bids b WHERE EXISTS (SELECT 1 FROM sellers)",
+            "EXISTS needs an equality",
+            "1 FROM sellers",
+        ),
+        (
+            "SELECT 1 FROM bids b WHERE EXISTS (SELECT 1 FROM sellers s WHERE s.item < b.item)",
+            "by = alone",
+            "s.item < b.item",
+        ),
+        (
+            "SELECT 1 FROM bids b WHERE b.price IN (SELECT max(1) FROM sellers s WHERE s.item = "
+            "b.item GROUP BY s.item)",
+            "GROUP cannot stand",
             "",
+        ),
+        (
+            "SELECT 1 FROM bids WHERE item IN (SELECT item, item FROM sellers)",
+            "names 1 columns of 2",
+            "",
+        ),
+        ("SELECT * EXCEPT (prize) FROM bids", "no column 'prize'; did you mean price?", "prize"),
+        (
+            "SELECT item, count(*) FROM bids GROUP BY ROLLUP (1)",
+            "write the column itself",
+            "1",
         ),
         (
             "SELECT sum(price) OVER (PARTITION BY item) FROM bids",
@@ -567,6 +600,22 @@ def test_a_query_is_refused_at_its_place(query: str, message: str, place: str) -
         assert error.line == 1 and error.column is not None
         assert query[error.column - 1 :].startswith(place) or place in query[error.column - 1 :]
         assert str(error).splitlines()[-1].strip(" ").strip("^") == ""
+
+
+def test_a_query_of_an_endless_stream_is_not_taken_by_in() -> None:
+    """After its time to live a value would come again, and with it the rows that it lets pass."""
+    flow = af.Flow("endless")
+    rows = flow.source(af.io.push(), name="rows")
+    columns = {"x": int, "y": int}
+    query = "SELECT x FROM t WHERE x IN (SELECT y FROM {of})"
+    with pytest.raises(af.SqlError, match="rows appends rows for ever"):
+        flow.sql(query.format(of="t"), t=rows, schemas={"t": columns}, ttl="1h")
+    grouped = "(SELECT y, count(*) AS n FROM t GROUP BY y)"
+    for of, updates in (("u", False), (grouped, "changes")):
+        given: dict[str, Any] = {"u": [{"y": 1}]} if of == "u" else {}
+        schemas = {"t": columns, **({"u": {"y": int}} if given else {})}
+        text = query.format(of=of)
+        flow.sql(text, t=rows, schemas=schemas, ttl="1h", updates=updates, **given)
 
 
 def test_a_join_of_endless_streams_asks_for_a_time_to_live() -> None:

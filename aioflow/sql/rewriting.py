@@ -1,0 +1,277 @@
+"""Clauses of SELECT that other clauses express: QUALIFY, IN and EXISTS with a query, GROUPING SETS.
+
+A query with one of them becomes a query without it, as a tree. Parts keep their places in the text.
+Names that begin with `$` are those that only the new query knows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+from sqlglot import exp
+
+from aioflow.sql.aggregates import is_aggregate
+from aioflow.sql.bound import conjuncts
+from aioflow.sql.errors import SqlError
+
+__all__ = ["HIDDEN", "distinct_of", "rewritten"]
+
+HIDDEN = "$"
+"""Beginning of the names of relations that `*` leaves out."""
+
+
+def rewritten(node: exp.Select) -> exp.Query:
+    """Returns a query of the same meaning without the clauses of this module. Raises SqlError."""
+    if node.args.get("qualify"):
+        return _without_qualify(node)
+    node = _without_queries(node)
+    group = node.args.get("group")
+    return node if group is None else _without_sets(node, group)
+
+
+def distinct_of(node: exp.Query) -> exp.Select:
+    """Returns the query of the different rows of a query."""
+    return _select([exp.Star()], exp.Subquery(this=node), distinct=exp.Distinct())
+
+
+def _select(items: Sequence[exp.Expr], source: exp.Expr, **clauses: Any) -> exp.Select:
+    return exp.Select(expressions=list(items), from_=exp.From(this=source), **clauses)
+
+
+def _name(name: str) -> exp.Identifier:
+    return exp.Identifier(this=name, quoted=True)
+
+
+# QUALIFY.
+
+
+def _without_qualify(node: exp.Select) -> exp.Select:
+    """Returns the query with QUALIFY as WHERE around a subquery, which computes the OVER in it."""
+    inner = node.copy()
+    condition = inner.args["qualify"].this
+    inner.set("qualify", None)
+    distinct = inner.args.get("distinct")
+    inner.set("distinct", None)
+    names = []
+    for number, over in enumerate(list(condition.find_all(exp.Window))):
+        name = f"{HIDDEN}q{number}"
+        names.append(name)
+        inner.append("expressions", exp.Alias(this=over.copy(), alias=_name(name)))
+        column = exp.Column(this=_name(name))
+        if over is condition:
+            condition = column
+        else:
+            over.replace(column)
+    star = exp.Star(except_=[exp.Column(this=_name(name)) for name in names]) if names else None
+    source = exp.Subquery(this=inner, alias=exp.TableAlias(this=_name("qualified")))
+    return _select([star or exp.Star()], source, where=exp.Where(this=condition), distinct=distinct)
+
+
+# IN and EXISTS.
+
+
+def _without_queries(node: exp.Select) -> exp.Select:
+    """Returns the query with joins instead of the IN and EXISTS of its WHERE."""
+    where = node.args.get("where")
+    if where is None or not any(_query_in(one) for one in conjuncts(where.this)):
+        return node
+    made = node.copy()
+    kept = []
+    for number, one in enumerate(conjuncts(made.args["where"].this)):
+        found = _query_in(one)
+        if found is None:
+            kept.append(one)
+            continue
+        call, negated = found
+        name = f"{HIDDEN}in{number}"
+        inner, outer = _keys(call, negated)
+        keys = [f"{HIDDEN}k{n}" for n in range(len(outer))]
+        items = [
+            exp.Alias(this=key.copy(), alias=_name(alias))
+            for key, alias in zip(inner.expressions, keys, strict=True)
+        ]
+        inner.set("expressions", items)
+        inner.set("distinct", exp.Distinct())
+        columns = [exp.Column(this=_name(key), table=_name(name)) for key in keys]
+        on = [
+            exp.EQ(this=key.copy(), expression=column)
+            for key, column in zip(outer, columns, strict=True)
+        ]
+        source = exp.Subquery(this=inner, alias=exp.TableAlias(this=_name(name)))
+        join = exp.Join(this=source, on=_all(on), side="LEFT" if negated else None)
+        made.append("joins", join)
+        if negated:
+            kept.append(exp.Is(this=columns[0].copy(), expression=exp.Null()))
+    made.set("where", exp.Where(this=_all(kept)) if kept else None)
+    return made
+
+
+def _query_in(condition: exp.Expr) -> tuple[exp.Expr, bool] | None:
+    """Returns the IN or EXISTS with a query that a condition is, and whether it is negated."""
+    negated = isinstance(condition, exp.Not)
+    one = condition.this.unnest() if isinstance(condition, exp.Not) else condition
+    if isinstance(one, exp.Exists) or (isinstance(one, exp.In) and one.args.get("query")):
+        return one, negated
+    return None
+
+
+def _keys(call: exp.Expr, negated: bool) -> tuple[exp.Select, list[exp.Expr]]:
+    """Returns a query whose columns must equal expressions of the outer query, and these."""
+    query = (call.args["query"] if isinstance(call, exp.In) else call.this).unnest()
+    if isinstance(call, exp.In) and negated:
+        raise SqlError(
+            "NOT IN (SELECT ...) is never true if the query has a NULL; write NOT EXISTS (SELECT 1 "
+            "FROM t WHERE t.x = ...)",
+            call,
+        )
+    pairs: list[tuple[exp.Expr, exp.Expr]] = []
+    if isinstance(query, exp.Select):
+        query = query.copy()
+        pairs = _correlated(query)
+    if isinstance(call, exp.In):
+        if not pairs:  # It may be any query, of UNION and GROUP BY too.
+            names = exp.TableAlias(this=_name("the query"), columns=[_name(f"{HIDDEN}v")])
+            source = exp.Subquery(this=query.copy(), alias=names)
+            column = exp.Column(this=_name(f"{HIDDEN}v"))
+            return _select([column], source), [call.this]
+        if len(query.expressions) != 1 or isinstance(query.expressions[0], exp.Star):
+            raise SqlError("IN (SELECT ...) takes one column", call)
+        pairs.append((query.expressions[0].unalias(), call.this))
+    if not pairs:
+        raise SqlError(
+            "EXISTS needs an equality with the outer query: EXISTS (SELECT 1 FROM t WHERE t.x = "
+            "...), with the alias of each table",
+            call,
+        )
+    for clause in ("group", "having", "limit", "offset", "qualify"):
+        if query.args.get(clause):
+            raise SqlError(
+                f"{clause.upper()} cannot stand in a query that names the outer one; join a "
+                "subquery",
+                query,
+            )
+    query.set("expressions", [inner for inner, _ in pairs])
+    return query, [outer for _, outer in pairs]
+
+
+def _correlated(query: exp.Select) -> list[tuple[exp.Expr, exp.Expr]]:
+    """Removes the conditions of `query` that name tables around it, which must be equalities.
+
+    Returns both sides of each, that of the query first.
+    """
+    where = query.args.get("where")
+    if where is None or query.args.get("from_") is None:
+        return []
+    entries = [query.args["from_"].this, *(one.this for one in query.args.get("joins") or ())]
+    own = {one.alias_or_name.casefold() for one in entries}
+    pairs, kept = [], []
+    for one in conjuncts(where.this):
+        if not _outer_columns(one, own):
+            kept.append(one)
+            continue
+        sides = (one.this, one.expression) if isinstance(one, exp.EQ) else ()
+        inner = [side for side in sides if not _outer_columns(side, own)]
+        outer = [side for side in sides if side not in inner]
+        alone = all(
+            column.table and column.table.casefold() not in own
+            for side in outer
+            for column in side.find_all(exp.Column)
+        )
+        if len(inner) != 1 or len(outer) != 1 or not alone:
+            raise SqlError(
+                "a query inside of a condition is compared with the outer one by = alone, as in "
+                "WHERE t.x = outer.y; join it for another condition",
+                one,
+            )
+        pairs.append((inner[0], outer[0]))
+    query.set("where", exp.Where(this=_all(kept)) if kept else None)
+    return pairs
+
+
+def _outer_columns(node: exp.Expr, own: set[str]) -> list[exp.Column]:
+    columns = node.find_all(exp.Column)
+    return [one for one in columns if one.table and one.table.casefold() not in own]
+
+
+def _all(conditions: Iterable[exp.Expr]) -> exp.Expr:
+    return reduce(lambda a, b: exp.And(this=a, expression=b), conditions)
+
+
+# GROUPING SETS, ROLLUP and CUBE.
+
+
+def _without_sets(node: exp.Select, group: exp.Expr) -> exp.Query:
+    """Returns the UNION ALL of one query for each grouping set."""
+    parts = group.expressions
+    if not any(isinstance(one, exp.GroupingSets | exp.Rollup | exp.Cube) for one in parts):
+        return node
+    sets = [
+        tuple(dict.fromkeys(itertools.chain(*chosen)))
+        for chosen in itertools.product(*map(_sets_of, parts))
+    ]
+    keys = list(dict.fromkeys(itertools.chain(*sets)))
+    queries = [_of_set(node, own, [one for one in keys if one not in own]) for own in sets]
+    made: exp.Query = queries[0]
+    for one in queries[1:]:
+        made = exp.Union(this=made, expression=one, distinct=False)
+    return made
+
+
+Keys = tuple[exp.Expr, ...]
+
+
+def _sets_of(node: exp.Expr) -> list[Keys]:
+    """Returns the grouping sets of a part of GROUP BY."""
+    given = node.expressions
+    match node:
+        case exp.GroupingSets():
+            return [found for one in given for found in _sets_of(one)]
+        case exp.Rollup():
+            keys = [_sets_of(one)[0] for one in given]
+            return [tuple(itertools.chain(*keys[:n])) for n in range(len(keys), -1, -1)]
+        case exp.Cube():
+            keys = [_sets_of(one)[0] for one in given]
+            return [
+                tuple(itertools.chain(*chosen))
+                for n in range(len(keys), -1, -1)
+                for chosen in itertools.combinations(keys, n)
+            ]
+        case exp.Tuple():
+            return [tuple(given)]
+    return [(node.unnest(),)]
+
+
+def _of_set(node: exp.Select, keys: Keys, absent: Sequence[exp.Expr]) -> exp.Select:
+    """Returns the query grouped by `keys`, with NULL for the other keys."""
+
+    def nulled(one: exp.Expr) -> exp.Expr:
+        if one in absent:
+            return exp.Null()
+        if is_aggregate(one):
+            return one.copy()
+        made = one.copy()
+        for name, value in one.args.items():
+            if isinstance(value, exp.Expr):
+                made.set(name, nulled(value))
+            elif isinstance(value, list):
+                made.set(name, [nulled(v) if isinstance(v, exp.Expr) else v for v in value])
+        return made
+
+    for one in (*keys, *absent):
+        if isinstance(one, exp.Literal):
+            raise SqlError("write the column itself in GROUPING SETS, not its position", one)
+    made = node.copy()
+    items = []
+    for one in node.expressions:
+        value = one.unalias()
+        name = one.alias or (value.name if isinstance(value, exp.Column | exp.Dot) else "")
+        own = nulled(value)
+        items.append(exp.Alias(this=own, alias=_name(name)) if name else own)
+    made.set("expressions", items)
+    if having := node.args.get("having"):
+        made.set("having", exp.Having(this=nulled(having.this)))
+    made.set("group", exp.Group(expressions=[one.copy() for one in keys]) if keys else None)
+    return made
