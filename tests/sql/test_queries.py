@@ -48,7 +48,7 @@ QUERIES = [
 
 @pytest.mark.parametrize("text", QUERIES)
 def test_clauses_that_become_others_give_what_duckdb_gives(text: str) -> None:
-    for seed in (5, 6):
+    for seed in (9, 6):  # 40 rows each, and none in y.
         told = Tables(seed).difference(Text(text, text))
         assert told is None, told
 
