@@ -159,6 +159,15 @@ class Cluster:
     def log(self, name: str) -> str:
         return (self.data / f"{name}.log").read_text()
 
+    def terms(self) -> int:
+        """How many times a JobManager began to lead.
+
+        A slow disk can cost a leader its lease. TaskManagers then register once more.
+        """
+        return sum(
+            path.read_text().count("leads with fencing token") for path in self.data.glob("*.log")
+        )
+
     def close(self) -> None:
         for process in self.extra:
             process.kill()

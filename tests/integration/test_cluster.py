@@ -282,7 +282,7 @@ def test_a_job_outlives_its_job_manager(cluster: Cluster) -> None:
     cluster.spawn("jobmanager", "--data", str(cluster.data), "--port", address.rpartition(":")[2])
     until(lambda: cluster.job(job) == "RUNNING", "it runs again")
     until(
-        lambda: cluster.log("taskmanager-1").count("is registered with 1 slot at") == 2,
+        lambda: cluster.log("taskmanager-1").count("is registered with 1 slot at") >= 2,
         "the taskmanager is back",
     )
     until(lambda: cluster.slots() == [(1, 0)], "its slot is taken again")
@@ -484,7 +484,7 @@ async def test_a_task_manager_whose_function_blocks_is_not_given_up_and_says_whe
     log = cluster.log("taskmanager-1")
     assert "the event loop has been held for" in log
     assert "time.sleep(HeartbeatOptions().timeout_s + 2.0)" in log
-    assert log.count("is registered") == 1
+    assert 1 <= log.count("is registered") <= cluster.terms()
 
 
 async def first_rows(job: af.Job, stream: af.DataStream[Any]) -> list[Any]:
@@ -532,7 +532,8 @@ async def test_a_job_and_its_handle_go_on_under_a_standby_at_another_address(
         await job.stop()
     assert job.status == "FINISHED"
     assert "goes on" not in cluster.log("taskmanager-1")
-    assert cluster.log("taskmanager-1").count("is registered with 1 slot at") == 2
+    registered = cluster.log("taskmanager-1").count("is registered with 1 slot at")
+    assert 2 <= registered <= cluster.terms()
 
 
 async def test_standby_redirects_callers_to_the_leader(cluster: Cluster) -> None:

@@ -91,7 +91,7 @@ async def neighbour(cluster: Cluster) -> AsyncIterator[None]:
         assert job.status == "RUNNING"
         await job.stop()
     assert job.status == "FINISHED"
-    assert cluster.log("taskmanager-1").count("is registered") == 1
+    assert cluster.log("taskmanager-1").count("is registered") <= cluster.terms()
 
 
 def free_slots(cluster: Cluster, count: int) -> bool:
