@@ -536,10 +536,9 @@ class Job:
                     await inlet.caught_up()
         except TimeoutError:
             logger.warning(
-                "the savepoint of job %s does not hold what was put into %r last: that was not "
-                "read within timeout=%r, as what is "
-                "behind the source is slower than what is put; wait with put(durable=True), or "
-                "give a longer timeout=",
+                "the savepoint of job %s lacks the last elements that were put into %r: they were "
+                "not read within timeout=%r, because the flow is slower than its input; wait with "
+                "put(durable=True), or give a longer timeout=",
                 self.name,
                 name,
                 self._options.timeout,

@@ -141,7 +141,7 @@ class FlowStore:
             await lease.release()
             if isinstance(error, OSError):
                 raise CheckpointError(
-                    f"what is in {self.url} cannot be made durable: {error}"
+                    f"the files in {self.url} cannot be made durable: {error}"
                 ) from error
             raise
         return lease

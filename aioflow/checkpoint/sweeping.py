@@ -77,7 +77,7 @@ async def sweep(
             if f"savepoints/{savepoint}/{METADATA}" not in names:
                 await remove(names)
     except (OSError, RestoreError) as error:
-        logger.warning("what is left over in %s stays there: %s", store.url, error)
+        logger.warning("unused objects in %s could not be removed, and stay: %s", store.url, error)
     if removed:
         logger.info("removed %d left-over objects from %s", len(removed), store.url)
     return removed

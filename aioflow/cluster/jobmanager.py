@@ -365,7 +365,7 @@ class JobManager:
         try:
             info = await current_holder(self._leases)
         except OSError as error:
-            logger.warning("it cannot be told who leads: %s", error)
+            logger.warning("the leader is unknown, because the lease could not be read: %s", error)
             return ""
         return "" if info is None or info.address in (None, self._address) else str(info.address)
 

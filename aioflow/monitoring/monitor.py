@@ -473,10 +473,12 @@ class Sampler:
             try:
                 await self._monitor.watched.refresh()
             except (AioflowError, TimeoutError) as error:
-                logger.debug("what is shown of the cluster is of a while ago: %r", error)
+                logger.debug(
+                    "the view of the cluster is out of date, it could not be renewed: %r", error
+                )
             except Exception:
                 logger.exception(
-                    "what is shown of the cluster could not be renewed; it is tried again in %g s",
+                    "the view of the cluster could not be renewed; the next attempt is in %g s",
                     EVERY_S,
                 )
             try:

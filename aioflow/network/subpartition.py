@@ -331,8 +331,8 @@ class PipelinedSubpartition:
         """
         if self._notify is not None:
             raise Closed(
-                f"subpartition {self.index} has a reader already; what is pipelined can be read "
-                "once"
+                f"subpartition {self.index} has a reader already; a pipelined partition can be "
+                "read once"
             )
         if self.is_released:
             raise Closed(

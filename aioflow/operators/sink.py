@@ -404,7 +404,7 @@ class SinkOperator(Operator):
             # Other subtasks may have prepared some of them: the checkpoint decides what is
             # committed, not the writer.
             logger.info(
-                "%s: commits what was prepared up to the restored checkpoint %d",
+                "%s: commits all data that was prepared up to the restored checkpoint %d",
                 self.ctx.name,
                 max(self._prepared),
             )

@@ -362,7 +362,7 @@ class ConsumerExchange:
         message = decode_message(kind, body)
         if isinstance(message, ErrorResponse):
             return self._on_error(channel, message)
-        raise RemoteProtocolError(f"a {type(message).__name__} is nothing that a producer sends")
+        raise RemoteProtocolError(f"a producer never sends a {type(message).__name__}")
 
     # Sending.
 

@@ -152,9 +152,7 @@ class ProducerExchange:
                 case NewBufferSize():
                     outlet.view.resize(message.records)
                 case _:
-                    raise RemoteProtocolError(
-                        f"a {type(message).__name__} is nothing that a consumer sends"
-                    )
+                    raise RemoteProtocolError(f"a consumer never sends a {type(message).__name__}")
         except RemoteProtocolError as error:
             self._fail(outlet, error)
         return []

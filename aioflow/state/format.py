@@ -433,7 +433,7 @@ def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries
         and all(type(timer) is tuple and len(timer) == 2 for timer in keys)
         and all(type(place) is int and place > 0 for place in values or ())
     ):
-        raise reader.refused(f"table {table!r} holds what is no timer")
+        raise reader.refused(f"table {table!r} has an entry that is no timer")
     return Entries(table, KeyGroupRange(frame.first, frame.last), namespaces, keys, values)
 
 

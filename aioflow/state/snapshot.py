@@ -212,7 +212,8 @@ class InlineState:
             )
         if len(content) != file.size or _digest(content) != file.digest:
             raise RestoreError(
-                f"state of {file.size} bytes is not what was written: its size or digest differs"
+                f"state of {file.size} bytes is damaged: its size or digest is not that of the "
+                "checkpoint"
             )
         return content
 
