@@ -252,6 +252,9 @@ class TimerQueue:
 
         Returns the timestamp and the timers, or None.
         """
+        bucket = self._buckets.get(self.next_time)
+        if isinstance(bucket, dict) and self.next_time <= limit:
+            self._buckets[self.next_time] = Firing(bucket)
         first = self.pop(limit)
         if first is None:
             return None

@@ -204,6 +204,16 @@ STATE_MUTANTS: list[Mutant] = [
         (f"{SNAPSHOTS}test_removed_state_stays_removed_after_a_restore",),
     ),
     Mutant(
+        "windows take few timers of one instant one by one",
+        "aioflow/state/timers.py",
+        "            self._buckets[self.next_time] = Firing(bucket)\n",
+        "            pass\n",
+        (
+            "tests/state/test_timers.py::"
+            "test_pop_due_together_hands_out_the_timers_of_one_instant_at_once",
+        ),
+    ),
+    Mutant(
         "a timer that is deleted while others of its instant fire fires, too",
         "aioflow/state/timers.py",
         "                if order:\n                    self.popped += 1\n",

@@ -279,6 +279,25 @@ def test_pop_due_hands_out_one_timer_at_a_time(bench: Bench) -> None:
     assert bench.fired == []
 
 
+def test_pop_due_together_hands_out_the_timers_of_one_instant_at_once(bench: Bench) -> None:
+    for key, timestamp in (("a", 5), ("b", 5), ("c", 5), ("d", 6), ("e", 9)):
+        bench.timers.register_event_time_timer(key, "w", timestamp)
+    bench.timers.delete_event_time_timer("b", "w", 5)
+    pop = bench.timers.pop_due_together
+    assert pop(4, 10) is None
+    assert pop(8, 10) == (5, [("a", "w"), ("c", "w")])
+    assert pop(8, 10) == (6, [("d", "w")])
+    assert pop(8, 10) is None
+    for key in "abc":
+        bench.timers.register_event_time_timer(key, "w", 8)
+    assert [pop(8, 2), pop(8, 2), pop(8, 2)] == [
+        (8, [("a", "w"), ("b", "w")]),
+        (8, [("c", "w")]),
+        None,
+    ]
+    assert bench.timers.event_time_timers() == [(9, "e", "w")]
+
+
 def test_late_timer_is_due_at_once_and_does_not_take_event_time_back(bench: Bench) -> None:
     bench.timers.advance_watermark(50)
     bench.timers.register_event_time_timer("a", None, 10)
