@@ -33,6 +33,7 @@ from aioflow.sql.relation import (
     refuse_updates,
     substitute,
 )
+from aioflow.sql.rewriting import STAYS
 from aioflow.sql.scope import Field
 from aioflow.sql.sources import changelog
 from aioflow.sql.types import ANY, DATE, INTEGER, TIMESTAMP
@@ -156,6 +157,7 @@ def aggregate(
     Returns the relation of the groups, and the items and conditions over its fields.
     """
     what, place = _named(node, group)
+    stays = node.meta.get(STAYS)
     changes = relation.changes
     relation, legacy = _legacy(relation, group)
     if changes:
@@ -167,7 +169,7 @@ def aggregate(
     if not bounded and not changes:
         if relation.pending or any(map(aggregates_in, [*(one for _, one in items), *having])):
             _require_updates(compiler, relation, what, place)
-        else:  # A row of keys alone never changes.
+        elif not stays:  # A row of keys alone never changes.
             joins.require_ttl(compiler.ttl, compiler.flow, [relation], what, place)
     if not bounded:
         relation = applied(relation)
@@ -200,7 +202,7 @@ def aggregate(
         joins.require_event_time(relation, "a window", node.args.get("group") or node)
     trees = grouping.trees()
     return (
-        grouping.results(grouping.operator(compiler)),
+        grouping.results(grouping.operator(compiler, None if stays else compiler.ttl)),
         [(name, replaced(one, trees, legacy)) for name, one in items],
         [replaced(one, trees, legacy) for one in having],
     )
@@ -257,11 +259,15 @@ class _Grouping:
         """Parts of all aggregates by name. Equal parts are computed once."""
         return {name: part for one in self.computed for name, part in one.parts.items()}
 
-    def operator(self, compiler: Compiler) -> Any:
-        """Returns the stream of the results. Subqueries that group alike share it."""
+    def operator(self, compiler: Compiler, ttl: Any) -> Any:
+        """Returns the stream of the results. Subqueries that group alike share it.
+
+        `ttl` is the time after which a group without aggregates is forgotten.
+        """
         parts, relation = self.parts, self.relation
         key = joins.key_of(self.scalars)
-        alike = tuple(map(repr, (*relation.stream.upstreams, key, self.assigner, sorted(parts))))
+        of = (*relation.stream.upstreams, key, self.assigner, sorted(parts), ttl)
+        alike = tuple(map(repr, of))
         if alike in compiler.shared:
             return compiler.shared[alike]
         whole = next(iter(parts.values())) if len(parts) == 1 else parts and af.agg(**parts)
@@ -273,7 +279,7 @@ class _Grouping:
             results = relation.stream.key_by(key).process(Groups(parts), name="aggregate")
         else:
             keyed = relation.stream.key_by(key)
-            results = keyed.aggregate(whole) if whole else keyed.process(First(False, compiler.ttl))
+            results = keyed.aggregate(whole) if whole else keyed.process(First(False, ttl))
         compiler.shared[alike] = results
         return results
 

@@ -244,7 +244,7 @@ class Joins:
         left, right = _not_null(left, keys), _not_null(right, others)
         both = left.stream.connect(right.stream)
         both = both.key_by(_side_key(left, keys), _side_key(right, others))
-        stream = both.process(RegularJoin(self._ttl))
+        stream = both.process(RegularJoin([self._ttl_of(left), self._ttl_of(right)]))
         return self._rest(self._met(left, right, stream, {}), split.rest + split.times)
 
     def _changing(
@@ -254,7 +254,7 @@ class Joins:
         # Rows with a key are replaced or deleted. Only other rows would be kept for ever.
         endless = [one for one in (left, right) if one.identity is None]
         require_ttl(self._ttl, self._flow, endless, "a join of whole streams", join)
-        ttls = [self._ttl if one.identity is None else None for one in (left, right)]
+        ttls = [self._ttl_of(left), self._ttl_of(right)]
         keeps = join.side in ("LEFT", "FULL"), join.side in ("RIGHT", "FULL")
         keys, others = self._keys_of(left, right, split.equal)
         left = left if keeps[0] else _not_null(left, keys)
@@ -278,6 +278,10 @@ class Joins:
             ChangingJoin((left.names, right.names), keeps, predicate, ttls), name="join"
         )
         return _nullable(replace(met, stream=made), left, right, keeps)
+
+    def _ttl_of(self, side: Relation) -> Any:
+        """Returns the time to live of the rows of a side, None if they stay."""
+        return None if side.stays or side.identity is not None else self._ttl
 
     def _lookup(self, left: Relation, right: Table, join: exp.Join, split: Condition) -> Relation:
         if join.side not in ("", "LEFT"):
@@ -313,15 +317,15 @@ class Joins:
 class RegularJoin(af.KeyedCoProcessFunction[Any, Any, Any, Any]):
     """Pairs each record with all records of the other side that have its key."""
 
-    def __init__(self, ttl: Any) -> None:
-        self._ttl = ttl
+    def __init__(self, ttls: Sequence[Any]) -> None:
+        self._ttls = ttls
 
     def open(self, ctx: af.RuntimeContext) -> None:
         self._left: af.ListState[Any] = ctx.get_list_state(
-            af.ListStateDescriptor("left", ttl=self._ttl)
+            af.ListStateDescriptor("left", ttl=self._ttls[0])
         )
         self._right: af.ListState[Any] = ctx.get_list_state(
-            af.ListStateDescriptor("right", ttl=self._ttl)
+            af.ListStateDescriptor("right", ttl=self._ttls[1])
         )
 
     def process_element1(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:

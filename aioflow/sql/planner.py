@@ -369,6 +369,7 @@ class Planner:
             alias, relation = self._entry(entry, rank)
             if alias.startswith(HIDDEN) and not relation.changes:
                 joins.refuse_endless(self.compiler.flow, relation, entry)
+                relation = replace(relation, stays=True)
             if isinstance(relation, sources.Table):
                 relation = relation if found else relation.streamed(self.compiler.flow)
             elif len(entries) > 1:

@@ -149,6 +149,8 @@ class Relation:
     """Whether records are insertions and deletions, marked by the field CHANGE."""
     lacks: str = ""
     """Why the rows of a changelog have no key, for an error."""
+    stays: bool = False
+    """Whether a join keeps its rows without a time to live."""
     passes: Expr[Any] | None = None
     """Condition over a record that updates. If it is not true, the row is gone."""
 

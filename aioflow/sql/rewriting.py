@@ -17,10 +17,12 @@ from aioflow.sql.aggregates import is_aggregate
 from aioflow.sql.bound import conjuncts
 from aioflow.sql.errors import SqlError
 
-__all__ = ["HIDDEN", "distinct_of", "rewritten"]
+__all__ = ["HIDDEN", "STAYS", "distinct_of", "rewritten"]
 
 HIDDEN = "$"
 """Beginning of the names of relations that `*` leaves out."""
+STAYS = "stays"
+"""Mark of a query whose rows are kept without a time to live."""
 
 
 def rewritten(node: exp.Select) -> exp.Query:
@@ -95,6 +97,7 @@ def _without_queries(node: exp.Select) -> exp.Select:
         ]
         inner.set("expressions", items)
         inner.set("distinct", exp.Distinct())
+        inner.meta[STAYS] = True
         columns = [exp.Column(this=_name(key), table=_name(name)) for key in keys]
         on = [
             exp.EQ(this=key.copy(), expression=column)

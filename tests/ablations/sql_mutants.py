@@ -49,9 +49,12 @@ SQL_MUTANTS: list[Mutant] = [
     Mutant(
         "a row with a key expires in a join",
         "aioflow/sql/joins.py",
-        "        ttls = [self._ttl if one.identity is None else None for one in (left, right)]\n",
-        "        ttls = [self._ttl, self._ttl]\n",
-        (_UPDATES + "test_a_row_with_a_key_stays_in_a_join_until_it_is_replaced",),
+        "        return None if side.stays or side.identity is not None else self._ttl\n",
+        "        return self._ttl\n",
+        (
+            _UPDATES + "test_a_row_with_a_key_stays_in_a_join_until_it_is_replaced",
+            _UPDATES + "test_a_value_of_the_query_of_in_never_expires",
+        ),
     ),
     Mutant(
         "a value that Debezium could not read is taken for a text",

@@ -315,6 +315,28 @@ def test_a_row_with_a_key_stays_in_a_join_until_it_is_replaced() -> None:
     assert [one.after for one in changes] == [{"id": 1, "n": 1}]
 
 
+@pytest.mark.parametrize("test", ["id IN (SELECT id FROM u)", "NOT EXISTS ({})"])
+def test_a_value_of_the_query_of_in_never_expires(test: str) -> None:
+    async def rows() -> AsyncIterator[dict[str, Any]]:
+        for number in (1, 2, 1, 3):
+            yield {"id": number}
+            await asyncio.sleep(3600)
+
+    flow = af.Flow("stays")
+    anti = test.startswith("NOT")
+    found = flow.sql(
+        f"SELECT id FROM t WHERE {test.format('SELECT 1 FROM u WHERE u.id = t.id')}",
+        updates="changes" if anti else False,
+        schemas={"t": {"id": "BIGINT"}, "u": {"id": "BIGINT"}},
+        ttl="1m",
+        t=flow.source(rows),
+        u=[{"id": 1}, {"id": 1}, {"id": None}],
+    )
+    (given,) = run_simulated(flow, collect=[found]).outputs
+    left = latest(given) if anti else given
+    assert [row["id"] for row in left] == ([2, 3] if anti else [1, 1])
+
+
 def test_a_pair_is_deleted_from_the_next_join_whichever_side_came_first() -> None:
     async def rows() -> AsyncIterator[dict[str, Any]]:
         for side in ("a", "b", "a", "b", "a"):
