@@ -133,7 +133,7 @@ class JobProcess:
         """Closes the job as `JobSession.close`, and ends the process, by force if need be."""
         self.is_closing = True
         timeout_s = self._cancellation_timeout_s
-        longest_s = 2 * timeout_s + CLEANUP_TIMEOUT_S + RESOURCES_CLOSE_S + GRACE_S
+        longest_s = 3 * timeout_s + CLEANUP_TIMEOUT_S + RESOURCES_CLOSE_S + GRACE_S
         try:
             answers = [] if self.connection is None else [self.connection.ask("ping")]
             if await wait_all(answers, timeout_s=timeout_s):

@@ -335,9 +335,11 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseExcept
     return [error for error in endings if error is not None]
 
 
-async def close_within(coro: Coroutine[Any, Any, object], timeout_s: float, *, what: str) -> bool:
+async def close_within(
+    coro: Coroutine[Any, Any, object], timeout_s: float | None, *, what: str
+) -> bool:
     """Runs a closing coroutine to its end although the caller is cancelled, for at most
-    `timeout_s`.
+    `timeout_s`. None: the coroutine has limits of its own.
 
     Returns True if it ended, False (and a warning naming `what`) if it was cut off. Its error is
     raised. A cancellation of the caller during this time is raised afterwards, so that it is never
@@ -345,7 +347,8 @@ async def close_within(coro: Coroutine[Any, Any, object], timeout_s: float, *, w
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(coro, name=f"close {what}")
-    cancelled = await _wait_uncancelled(task, loop.time() + timeout_s)
+    deadline = None if timeout_s is None else loop.time() + timeout_s
+    cancelled = await _wait_uncancelled(task, deadline)
     in_time = task.done()
     if not in_time:
         end_task(task)
@@ -366,7 +369,7 @@ async def close_within(coro: Coroutine[Any, Any, object], timeout_s: float, *, w
 
 
 async def _wait_uncancelled(
-    task: asyncio.Task[Any], deadline: float
+    task: asyncio.Task[Any], deadline: float | None
 ) -> asyncio.CancelledError | None:
     """Waits for `task` until `deadline`, even if the caller is cancelled. Returns the last
     cancellation, or None.
@@ -375,7 +378,10 @@ async def _wait_uncancelled(
     """
     loop = asyncio.get_running_loop()
     cancelled: asyncio.CancelledError | None = None
-    while not task.done() and (left := deadline - loop.time()) > 0:
+    while not task.done():
+        left = None if deadline is None else deadline - loop.time()
+        if left is not None and left <= 0:
+            break
         try:
             await wait_all([task], timeout_s=left)
         except asyncio.CancelledError as error:

@@ -1,13 +1,17 @@
-"""Names the user code of a task in its errors, and closes it, tail first, within a time limit.
+"""Names the user code of a task in its errors, and closes it, tail first.
 
-Errors do not stop the closing; the first one is kept.
+Errors do not stop the closing; the first one is kept. A task closes each function within a limit
+(`ending.EndWatch.close`), so that one which hangs keeps no other one open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from aioflow.core.aio import is_asked_to_end
 from aioflow.core.contexts import contextmanager
 from aioflow.core.errors import add_note, message_of, note_once
 from aioflow.core.scope import enter_scope, leave_scope
@@ -30,34 +34,62 @@ __all__ = [
 ]
 
 CLEANUP_TIMEOUT_S = 30.0
-"""How long closing user functions may take before the task gives up on them."""
+"""Minimum time that `close()` of a function has in a task whose stream has ended."""
+
+logger = logging.getLogger(__name__)
+
+WithinLimit = Callable[[Coroutine[Any, Any, None], str], Awaitable[BaseException | None]]
+"""Runs the code that closes the function at a place, and returns the error if it took too long."""
 
 
 async def close_reader(
-    close: Callable[[], Awaitable[None]], place: str, errors: list[BaseException]
+    close: Callable[[], Awaitable[None]],
+    place: str,
+    errors: list[BaseException],
+    limit: WithinLimit | None = None,
 ) -> None:
     """Closes the reader by `close`. An error goes into `errors`."""
-    await _close(close, f"in close() of {place}", errors)
+    await _close(close, f"close() of {place}", errors, limit)
 
 
 async def close_user_code(
-    operators: Sequence[Operator], scope: Scope, errors: list[BaseException]
+    operators: Sequence[Operator],
+    scope: Scope,
+    errors: list[BaseException],
+    limit: WithinLimit | None = None,
 ) -> None:
     """Closes the operators, tail first. Errors go into `errors`, and closing goes on."""
     for operator in reversed(operators):
         scope.operator_context = operator.ctx
-        await _close(operator.close, f"in close() of {describe_place(operator.ctx)}", errors)
+        place = f"close() of {describe_place(operator.ctx)}"
+        await _close(operator.close, place, errors, limit)
 
 
 async def _close(
+    close: Callable[[], Awaitable[None]],
+    place: str,
+    errors: list[BaseException],
+    limit: WithinLimit | None,
+) -> None:
+    closing = _call(close, place, errors)
+    if limit is None:
+        await closing
+    elif (error := await limit(closing, place)) is not None:
+        errors.append(error)
+
+
+async def _call(
     close: Callable[[], Awaitable[None]], place: str, errors: list[BaseException]
 ) -> None:
     try:
         await close()
         check_own_task()
     except BaseException as caught:  # noqa: BLE001  # Closing goes on; the caller raises it.
+        if is_asked_to_end(asyncio.current_task()):
+            logger.debug("%r, when %s took too long", caught, place)
+            return  # The caller has an error that says more.
         error = user_error(caught)
-        note_once(error, place)
+        note_once(error, f"in {place}")
         errors.append(error)
         await take_back_cancellation()
 

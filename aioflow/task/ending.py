@@ -23,17 +23,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from aioflow.core.aio import CANCEL_GRACE_S, OrderedTaskGroup, end_task, wait_all
+from aioflow.core.aio import (
+    CANCEL_GRACE_S,
+    OrderedTaskGroup,
+    end_task,
+    wait_all,
+    wait_first,
+)
 from aioflow.core.availability import AVAILABLE
 from aioflow.core.elements import MAX_WATERMARK, empty_batch
 from aioflow.core.errors import CancellationTimeout
 from aioflow.core.user_code import close_user_code
 from aioflow.inspection.process import await_chain
 from aioflow.operators.stateless import describe_place
+from aioflow.task.closing import CLEANUP_TIMEOUT_S
 from aioflow.task.context import TaskOperatorContext
 
 if TYPE_CHECKING:
@@ -192,8 +199,9 @@ logger = logging.getLogger(__name__)
 class EndWatch:
     """The watch of one task, from `begin` to `over`, when its functions have ended.
 
-    Closing has its own timeout. `group` holds its helper tasks. `on_stuck(error)`, if given, ends
-    the process. `on_abandoned` is called when the task itself, not a helper, is abandoned.
+    Closing has its own timeout, see `close`. `group` holds its helper tasks. `on_stuck(error)`, if
+    given, ends the process. `on_abandoned` is called when the task itself, not a helper, is
+    abandoned.
     """
 
     def __init__(
@@ -218,12 +226,18 @@ class EndWatch:
         self._owner: asyncio.Task[Any] | None = None
         self._helpers_only = False
         self._timer: asyncio.TimerHandle | None = None
+        self._cut_short: asyncio.Future[None] | None = None
+        """While functions are closed: done once the task has failed or is cancelled."""
 
     def begin(self, owner: asyncio.Task[Any], *, helpers_only: bool = False) -> None:
         """Starts the watch; `owner` runs the task.
 
         `helpers_only`: its own loop has ended, and its helpers were cancelled.
         """
+        if self._cut_short is not None:
+            if not self._cut_short.done():
+                self._cut_short.set_result(None)
+            return
         self._owner = owner
         self._helpers_only = self._helpers_only or helpers_only
         if self._timer is None:
@@ -241,6 +255,47 @@ class EndWatch:
         self.error = error
         if self._on_stuck is not None:
             self._on_stuck(error)
+
+    async def close(
+        self,
+        closing: Coroutine[Any, Any, None],
+        place: str,
+        *,
+        is_cut_short: bool,
+        is_source: bool = False,
+    ) -> CancellationTimeout | None:
+        """Runs `closing`, which closes the function at `place`. Returns an error if it is cut off.
+
+        A task that failed or was cancelled (`is_cut_short`), also meanwhile, gives it the timeout
+        of cancellation, and one whose stream has ended at least CLEANUP_TIMEOUT_S. Then it is
+        cancelled. Code that swallows this ends a worker process, and is closed by force in the
+        user's program. The function of a source ends first, with a timeout of its own: see
+        `end_source_code`.
+        """
+        loop = asyncio.get_running_loop()
+        if self._cut_short is None:
+            self._cut_short = loop.create_future()
+            if is_cut_short:
+                self._cut_short.set_result(None)
+        task = loop.create_task(closing, name=place)
+        own_s = self._timeout_s + CANCEL_GRACE_S if is_source else 0.0
+        timeout_s = max(self._timeout_s, CLEANUP_TIMEOUT_S) + own_s
+        if not self._cut_short.done():
+            await wait_first([task, self._cut_short], timeout_s=timeout_s)
+        if self._cut_short.done():
+            timeout_s = max(self._timeout_s, CANCEL_GRACE_S) + own_s
+            await wait_all([task], timeout_s=timeout_s)
+        if task.done():
+            return None
+        error = _logged(
+            f"{place} did not end within {timeout_s:g} s in task {self._name}: give what it awaits "
+            f"a timeout, or raise cancellation_timeout=. It waits here:{_stacks([task])}"
+        )
+        end_task(task)
+        if not await wait_all([task], timeout_s=CANCEL_GRACE_S):
+            self.found(error)
+            await _close_by_force(task, f"task {self._name} abandons {place}")
+        return error
 
     def _held_by(self) -> Sequence[asyncio.Task[Any]]:
         assert self._owner is not None, "begin() says whose end it is"
@@ -302,10 +357,14 @@ async def end_source_code(
     if await wait_all([task], timeout_s=timeout_s):
         return None
     error = _stuck(place, name, timeout_s, _stacks([task]))
+    await _close_by_force(task, f"task {name} abandons its source")
+    return error
+
+
+async def _close_by_force(task: asyncio.Task[Any], abandoning: str) -> None:
     close_user_code(task)
     if not await wait_all([task], timeout_s=CANCEL_GRACE_S):
-        logger.error("task %s abandons its source: the code goes on although it was closed", name)
-    return error
+        logger.error("%s: the code goes on although it was closed", abandoning)
 
 
 def _stuck(
@@ -315,10 +374,14 @@ def _stuck(
     stacks: str,
     remedy: str = "code that catches CancelledError has to raise it again",
 ) -> CancellationTimeout:
-    error = CancellationTimeout(
+    return _logged(
         f"{place} did not end within {timeout_s:g} s after task {name} was cancelled: {remedy}. It "
         f"waits here:{stacks}"
     )
+
+
+def _logged(told: str) -> CancellationTimeout:
+    error = CancellationTimeout(told)
     logger.error("%s", error)
     return error
 

@@ -24,7 +24,7 @@ from aioflow.state.backend import create_keyed_backend
 from aioflow.state.operator_state import HeapOperatorStateBackend
 from aioflow.task.blocking_calls import BlockingCalls
 from aioflow.task.chain import ChainStatus
-from aioflow.task.closing import close_user_code, naming
+from aioflow.task.closing import WithinLimit, close_user_code, naming
 from aioflow.task.context import SubtaskRuntimeContext, TaskOperatorContext
 from aioflow.task.restoring import (
     forget_finished,
@@ -435,9 +435,9 @@ class OperatorRuntime:
         for context in self.contexts:
             context.processing_timers.shutdown()
 
-    async def close(self, errors: list[BaseException]) -> None:
-        """Closes all operators, tail first. Errors go into `errors`."""
-        await close_user_code(self.operators, self.scope, errors)
+    async def close(self, errors: list[BaseException], limit: WithinLimit | None = None) -> None:
+        """Closes all operators, tail first, each within `limit`. Errors go into `errors`."""
+        await close_user_code(self.operators, self.scope, errors, limit)
 
     def close_state(self) -> None:
         """Releases keyed state; after user code is closed, which may still read it."""

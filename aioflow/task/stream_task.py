@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.runtime import CallsSeen, InputSeen, TaskAdvice, tell_unread_sides
 from aioflow.core.aio import (
-    CANCEL_GRACE_S,
     OrderedTaskGroup,
     close_within,
     end_task,
@@ -32,7 +31,13 @@ from aioflow.core.aio import (
 )
 from aioflow.core.contexts import contextmanager
 from aioflow.core.elements import MIN_WATERMARK, empty_batch
-from aioflow.core.errors import Closed, JobNotRunning, ProducerFailed, has_place
+from aioflow.core.errors import (
+    CancellationTimeout,
+    Closed,
+    JobNotRunning,
+    ProducerFailed,
+    has_place,
+)
 from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.core.user_code import spell_stack, take_back_cancellation, user_error
 from aioflow.mailbox.metrics import SLOW_REMEDY, SlowActions
@@ -45,7 +50,6 @@ from aioflow.task.channel_state import Waiting
 from aioflow.task.checkpoint_mail import CheckpointMail
 from aioflow.task.checkpointing import SubtaskCheckpoints
 from aioflow.task.closing import (
-    CLEANUP_TIMEOUT_S,
     attach_errors,
     close_reader,
     naming_source,
@@ -59,7 +63,6 @@ from aioflow.task.network_input import NetworkInput
 
 if TYPE_CHECKING:
     from aioflow.core.elements import CheckpointBarrier
-    from aioflow.core.errors import CancellationTimeout
     from aioflow.core.scope import TapPlace
     from aioflow.graph.deployment import TaskDeploymentDescriptor
     from aioflow.mailbox.executor import MailboxExecutor
@@ -371,7 +374,10 @@ class StreamTask:
             self._runtime.close_state()
         if isinstance(failure, asyncio.CancelledError):
             for error in errors:
-                logger.warning("%s: closing failed after it was cancelled: %r", self.name, error)
+                if not isinstance(error, CancellationTimeout):  # Its log says more.
+                    logger.warning(
+                        "%s: closing failed after it was cancelled: %r", self.name, error
+                    )
             if errors:
                 self.closing_error = errors[0]
                 attach_errors(errors[0], errors[1:])
@@ -385,26 +391,20 @@ class StreamTask:
 
         A second cancellation does not interrupt it: files and connections of users are closed here.
         """
-        cancelled: asyncio.CancelledError | None = None
         loop = self._loop
         if loop is not None:
             loop.input.close()
         if self._metrics is not None:
             self._metrics.ended()
-        if isinstance(loop, SourceLoop):
-            # The function of a source has the time that other functions had before, and closing
-            # has its own.
-            timeout_s = CLEANUP_TIMEOUT_S + self._options.cancellation_timeout_s + CANCEL_GRACE_S
-            closing = close_reader(
-                loop.input.close_reader, source_place(self._runtime.head), errors
-            )
-            try:
-                await close_within(closing, timeout_s, what=f"the source of {self.name}")
-            except asyncio.CancelledError as cancel:
-                cancelled = cancel  # The operators are closed first.
-        await close_within(self._runtime.close(errors), CLEANUP_TIMEOUT_S, what=self.name)
-        if cancelled is not None:
-            raise cancelled
+        limit = partial(self._watch_over_end.close, is_cut_short=self._is_cut_short)
+
+        async def close() -> None:
+            if isinstance(loop, SourceLoop):
+                place, longer = source_place(self._runtime.head), partial(limit, is_source=True)
+                await close_reader(loop.input.close_reader, place, errors, longer)
+            await self._runtime.close(errors, limit)
+
+        await close_within(close(), None, what=self.name)
 
     # The mailbox loop.
 

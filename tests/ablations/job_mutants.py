@@ -76,6 +76,31 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "close() of a cancelled job has the 30 s of a stream that has ended",
+        "aioflow/task/ending.py",
+        "            timeout_s = max(self._timeout_s, CANCEL_GRACE_S) + own_s\n",
+        "            pass\n",
+        (CANCELS + "test_close_has_the_timeout_of_cancellation_once_the_job_is_cancelled",),
+    ),
+    Mutant(
+        "a cancellation does not reach a function that is being closed",
+        "aioflow/task/ending.py",
+        "                self._cut_short.set_result(None)\n            return\n",
+        "                pass\n            return\n",
+        (
+            CANCELS
+            + "test_a_job_that_is_cancelled_while_it_closes_at_its_end_does_not_wait_for_that",
+        ),
+    ),
+    Mutant(
+        "a close() that is cut off at the end of a stream is no failure",
+        "aioflow/task/closing.py",
+        "    elif (error := await limit(closing, place)) is not None:\n"
+        "        errors.append(error)\n",
+        "    else:\n        await limit(closing, place)\n",
+        (CANCELS + "test_close_that_does_not_end_fails_the_job_by_name_and_closes_the_others",),
+    ),
+    Mutant(
         "code that swallows its cancellation is waited for without an end",
         "aioflow/task/ending.py",
         "            self._timer = asyncio.get_running_loop().call_later(delay_s, "
@@ -1256,8 +1281,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a cancellation while the source closes leaves the operators open",
         "aioflow/task/stream_task.py",
-        "                cancelled = cancel  # The operators are closed first.\n",
-        "                raise cancel\n",
+        "        await close_within(close(), None, what=self.name)\n",
+        "        await close()\n",
         (
             "tests/api/"
             "test_run.py::test_a_cancellation_while_the_source_closes_leaves_no_operator_open",

@@ -1117,8 +1117,9 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "one failure to close leaves the others open",
         "aioflow/task/closing.py",
-        "        note_once(error, place)\n        errors.append(error)\n",
-        "        note_once(error, place)\n        raise\n",
+        "        await _close(operator.close, place, errors, limit)\n",
+        "        await _close(operator.close, place, errors, limit)\n"
+        "        if errors:\n            return\n",
         (
             "tests/task/"
             "test_stream_task.py::test_the_first_error_is_kept_when_closing_fails_as_well",

@@ -665,14 +665,115 @@ async def test_a_failure_is_not_held_up_by_another_call_that_swallows_its_cancel
     assert isinstance(caught.value.__cause__, ValueError), "what failed first is not lost"
 
 
-async def test_close_has_a_timeout_of_its_own_and_is_then_abandoned(
-    monkeypatch: pytest.MonkeyPatch,
+class Closes(af.MapFunction[int, int]):
+    """Its `close` goes on until `end` returns."""
+
+    def __init__(self, end: Misdeed) -> None:
+        self.end = end
+
+    def map(self, value: int) -> int:
+        return value
+
+    async def close(self) -> None:
+        await self.end()
+
+
+class Sleeps(Swallows):
+    """Ends on its cancellation."""
+
+    async def __call__(self) -> None:
+        self.reached.set()
+        await self.let_go.wait()
+
+
+def with_a_close(misdeed: Misdeed, closed: list[str], source: Any) -> af.Flow:
+    async def close() -> None:
+        closed.append("ahead")
+
+    async def hang() -> None:  # A copy of the function shares its closure.
+        await misdeed()
+
+    flow = af.Flow("f")
+    stream = flow.source(source).map(Closes(close), name="ahead")
+    stream.map(Closes(hang), name="hangs").sink(print)
+    return flow
+
+
+async def endless() -> AsyncIterator[int]:
+    while True:
+        yield 1
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", [Swallows, Sleeps])
+@pytest.mark.parametrize("how", ["cancelled", "failed", "finished"])
+async def test_close_that_does_not_end_fails_the_job_by_name_and_closes_the_others(
+    how: str, end: type[Swallows], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr("aioflow.task.stream_task.CLEANUP_TIMEOUT_S", 0.02)
+    """Also if the stream has ended: what `close` would have written may be missing."""
+    monkeypatch.setattr("aioflow.task.ending.CLEANUP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("aioflow.task.ending.CANCEL_GRACE_S", 0.2)
+    misdeed, closed, error = end(), list[str](), None
+    flow = with_a_close(misdeed, closed, VALUES if how == "finished" else endless)
+    if how == "failed":
+        flow.source(endless).map(lambda value: 1 // (value - 1)).sink(print)
+    try:
+        async with asyncio.timeout(60), flow.run(cancellation_timeout="50ms") as job:
+            if how == "cancelled":
+                await asyncio.sleep(0.05)
+                await job.cancel()
+            else:
+                await job.wait()
+    except (af.CancellationTimeout, ZeroDivisionError) as caught:
+        error = caught
+    told = "close() of operator 'hangs', subtask 1/1 did not end within"
+    assert told in caplog.text
+    assert f"{end.__name__}.__call__ (api/test_user_code_cancels.py:" in caplog.text, "its stack"
+    assert closed == ["ahead"], "the operator ahead of it is closed all the same"
+    if how == "cancelled" and end is Sleeps:
+        assert job.status is af.JobStatus.CANCELED, "its cancellation has ended it"
+        assert error is None
+    elif how == "failed":
+        assert isinstance(error, ZeroDivisionError), "what failed first"
+        assert told in "".join(error.__notes__)
+    else:
+        assert job.status is af.JobStatus.FAILED
+        assert isinstance(error, af.CancellationTimeout)
+        assert told in str(error)
+
+
+async def test_close_has_the_timeout_of_cancellation_once_the_job_is_cancelled() -> None:
+    """Not the 30 s that it has at the end of a stream."""
+    misdeed = Swallows()
+    with pytest.raises(af.CancellationTimeout, match=r"close\(\) of operator 'hangs'.* within 1 s"):
+        async with with_a_close(misdeed, [], endless).run(cancellation_timeout="20ms") as job:
+            await asyncio.sleep(0.02)
+            await job.cancel()
+
+
+async def test_a_job_that_is_cancelled_while_it_closes_at_its_end_does_not_wait_for_that() -> None:
     misdeed = Swallows()
     before = asyncio.all_tasks()
-    async with asyncio.timeout(30):
-        await BUILDERS["close of a writer"](misdeed, []).execute()
+    with pytest.raises(af.CancellationTimeout, match="operator 'hangs'"):
+        async with with_a_close(misdeed, [], VALUES).run(cancellation_timeout="20ms") as job:
+            await misdeed.reached.wait()
+            async with asyncio.timeout(20):
+                await job.cancel()
+    misdeed.let_go.set()
+    while asyncio.all_tasks() - before:
+        await asyncio.sleep(0.01)
+
+
+async def test_close_that_cannot_even_be_closed_is_abandoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aioflow.task.ending.CLEANUP_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("aioflow.task.ending.close_user_code", lambda task: None)
+    misdeed = Swallows()
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(60):
+        with pytest.raises(af.CancellationTimeout, match="sink"):
+            await BUILDERS["close of a writer"](misdeed, []).execute(cancellation_timeout="20ms")
     left = asyncio.all_tasks() - before
     assert left, "it goes on"
     misdeed.let_go.set()
