@@ -58,6 +58,19 @@ async def swallows(n: int, *, directory: Path) -> int:
     return n
 
 
+class SwallowsInClose(af.MapFunction[int, int]):
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def map(self, value: int) -> int:
+        return noted(value, directory=self.directory, wrong=(self.directory / "held").touch)
+
+    async def close(self) -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+
 def holds(directory: Path) -> None:
     (directory / "held").touch()
     time.sleep(3600)
@@ -122,31 +135,82 @@ async def test_process_that_ends_fails_its_own_job_and_its_slot_comes_back(
         await asyncio.to_thread(until, lambda: free_slots(cluster, 1), "its slot comes back")
 
 
-@pytest.mark.parametrize("kind", ["swallows", "blocks the loop", "blocks a thread"])
+KINDS = {
+    "swallows": ("operator 'map(it)', subtask 1/1 did not end within 0.5 s",),
+    "swallows in close()": ("close() of operator 'map(it)', subtask 1/1 did not end within 1 s",),
+    "blocks the loop": (),
+    "blocks a thread": (
+        "operator 'map(it)', subtask 1/1 did not end within 0.5 s",
+        "a thread cannot be interrupted",
+    ),
+}
+"""How a function goes on after its cancellation, and what the log of its TaskManager says."""
+
+
+def stuck(kind: str, directory: Path) -> af.Flow:
+    functions: dict[str, Any] = {
+        "swallows": partial(swallows, directory=directory),
+        "swallows in close()": SwallowsInClose(directory),
+    }
+    function = functions.get(
+        kind, partial(noted, directory=directory, wrong=partial(holds, directory))
+    )
+    flow = af.Flow("stuck")
+    rows = flow.source(positioned).map(function, name="map(it)", blocking=kind == "blocks a thread")
+    rows.sink(af.io.blackhole())
+    return flow
+
+
+async def is_over(cluster: Cluster, directory: Path) -> None:
+    pid = int((directory / "pid").read_text())
+    await asyncio.to_thread(until, lambda: not alive(pid), "its process ends")
+    await asyncio.to_thread(until, lambda: free_slots(cluster, 1), "its slot comes back")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_function_that_does_not_end_is_ended_with_the_process_of_its_job(
     cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
-    function: Any = (
-        partial(swallows, directory=tmp_path)
-        if kind == "swallows"
-        else partial(noted, directory=tmp_path, wrong=partial(holds, tmp_path))
-    )
-    flow = af.Flow("stuck")
-    rows = flow.source(positioned)
-    rows.map(function, name="map(it)", blocking=kind == "blocks a thread").sink(af.io.blackhole())
     on = af.RemoteCluster(cluster.data, secret=cluster.secret)
+    flow = stuck(kind, tmp_path)
+    before = len(cluster.log("taskmanager-1"))
     async with neighbour(cluster):
         async with flow.run(on=on, cancellation_timeout="500ms") as job:
             await asyncio.to_thread(until, (tmp_path / "held").exists, "the fourth call has begun")
             async with asyncio.timeout(60):
                 await job.cancel()
             assert job.status == "CANCELED"
-        pid = int((tmp_path / "pid").read_text())
-        await asyncio.to_thread(until, lambda: not alive(pid), "its process ends")
-        await asyncio.to_thread(until, lambda: free_slots(cluster, 1), "its slot comes back")
-    if kind != "blocks the loop":
-        told = "operator 'map(it)', subtask 1/1 did not end within 0.5 s"
-        assert told in cluster.log("taskmanager-1")
+        await is_over(cluster, tmp_path)
+    log = cluster.log("taskmanager-1")[before:]
+    for told in KINDS[kind]:
+        assert told in log
+
+
+def fails_once_held(n: int, *, directory: Path) -> int:
+    if (directory / "held").exists():
+        raise ValueError("first")
+    return n
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "blocks the loop"])
+async def test_job_fails_with_its_first_error_although_another_function_does_not_end(
+    cluster: Cluster, tmp_path: Path, kind: str
+) -> None:
+    """Both run in one process. A held loop would also hold the function that fails."""
+    on = af.RemoteCluster(cluster.data, secret=cluster.secret)
+    flow = stuck(kind, tmp_path)
+    failing = flow.source(positioned).map(partial(fails_once_held, directory=tmp_path))
+    failing.sink(af.io.blackhole())
+    before = len(cluster.log("taskmanager-1"))
+    async with neighbour(cluster):
+        with pytest.raises(ValueError, match="first") as caught:
+            async with asyncio.timeout(120):
+                await flow.execute(on=on, restart=af.no_restart(), cancellation_timeout="500ms")
+        await is_over(cluster, tmp_path)
+    log = cluster.log("taskmanager-1")[before:]
+    for told in KINDS[kind]:
+        assert told in log
+    assert "map(it)" in "".join(caught.value.__notes__), "the operator is named, too"
 
 
 async def test_job_restarts_on_its_taskmanager_after_its_process_was_killed(
