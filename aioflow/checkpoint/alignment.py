@@ -191,6 +191,17 @@ class BarrierAlignment:
         """Numbers of the blocked channels, in ascending order."""
         return tuple(sorted(self._blocked))
 
+    def missing(self, checkpoint_id: int) -> list[int]:
+        """Returns the channels that may still deliver the barrier of checkpoint `checkpoint_id`."""
+        if self.is_over(checkpoint_id):
+            return []
+        arrived = self._arrived if checkpoint_id == self.pending_id else {}
+        return [
+            channel
+            for channel, closed in enumerate(self._closed)
+            if not closed and channel not in arrived
+        ]
+
     # Events of the task; each method returns the verdicts to carry out.
 
     def barrier(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:

@@ -527,6 +527,7 @@ class CheckpointCoordinator:
                         age_ms,
                         self.options.interval_ms,
                         pending.waits_for(self._subtasks.name_of),
+                        next(iter(pending.waiting), None),
                     )
                 )
         return warnings

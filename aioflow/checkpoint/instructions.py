@@ -281,13 +281,15 @@ class WakeAt(msgspec.Struct, frozen=True):
 class WarnBehind(msgspec.Struct, frozen=True):
     """Instruction to warn that checkpoint `checkpoint_id` is late: it is `age_ms` old.
 
-    `waits_for` names the tasks that have not acknowledged it.
+    `waits_for` names the tasks that have not acknowledged it. `attempt` is the first of them, which
+    says what it waits for; None if all have, and the checkpoint is being committed to the store.
     """
 
     checkpoint_id: int
     age_ms: int
     interval_ms: int
     waits_for: str
+    attempt: ExecutionAttemptId | None = None
 
 
 Instruction = (

@@ -113,6 +113,9 @@ class TaskExecutorGateway(TaskReader, Protocol):
         `latest_completed`: the last that did.
         """
 
+    async def describe_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int) -> str:
+        """Returns the phase of a checkpoint in a task, and what the task does, for logs."""
+
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
         """Stops the sources of a job at their present positions. With `drain` event time ends
         there.

@@ -49,7 +49,14 @@ from aioflow.cluster.restoring import (
     start_over,
 )
 from aioflow.core.aio import CANCEL_GRACE_S, cancel_and_wait, end_task, wait_all
-from aioflow.core.errors import CheckpointError, JobNotRunning, RestoreError, StaleLeader
+from aioflow.core.errors import (
+    AioflowError,
+    CheckpointError,
+    JobNotRunning,
+    RestoreError,
+    StaleLeader,
+    message_of,
+)
 from aioflow.graph.deployment import ExecutionState
 
 if TYPE_CHECKING:
@@ -76,6 +83,10 @@ Even a slow store needs less.
 """
 
 
+ANSWER_S = 2.0
+"""How long a task may take to say what a late checkpoint waits for."""
+
+
 class CheckpointedTasks(Protocol):
     """The checkpoint calls of the TaskExecutorGateway, which reach the tasks of a job."""
 
@@ -86,6 +97,7 @@ class CheckpointedTasks(Protocol):
     def notify_checkpoint_aborted(
         self, job_id: str, checkpoint_id: int, latest_completed: int | None
     ) -> None: ...
+    async def describe_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int) -> str: ...
 
 
 class JobCheckpoints:
@@ -555,18 +567,32 @@ class JobCheckpoints:
                 self._answer(number, checkpoint, error)
             case WakeAt(at_s):
                 self._wake_at(at_s)
-            case WarnBehind(checkpoint_id, age_ms, interval_ms, waits_for):
-                logger.warning(
-                    "job %r: checkpoint %d is not complete after %d ms and waits for %s: "
-                    "checkpoints fall behind, one is due each %d ms "
-                    "(every=); until it completes, sinks do not commit, pushed elements stay in "
-                    "memory and a restart goes further back",
-                    self._graph.name,
-                    checkpoint_id,
-                    age_ms,
-                    waits_for,
-                    interval_ms,
-                )
+            case WarnBehind():
+                self._begin(self._warn_behind(instruction), "warn of a late checkpoint")
+
+    async def _warn_behind(self, late: WarnBehind) -> None:
+        """Logs that a checkpoint is late, in which phase it is, and what its task does."""
+        if late.attempt is None or self._tasks is None:
+            phase = "all tasks have acknowledged, and the checkpoint is being committed"
+        else:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    phase = await self._tasks.describe_checkpoint(late.attempt, late.checkpoint_id)
+            except TimeoutError:
+                phase = "its process does not answer, perhaps because a function holds its loop"
+            except AioflowError as error:
+                phase = message_of(error)
+        logger.warning(
+            "job %r: checkpoint %d is not complete after %d ms and waits for %s: %s; checkpoints "
+            "fall behind, one is due each %d ms (every=); until it completes, sinks do not commit, "
+            "pushed elements stay in memory and a restart goes further back",
+            self._graph.name,
+            late.checkpoint_id,
+            late.age_ms,
+            late.waits_for,
+            phase,
+            late.interval_ms,
+        )
 
     async def _store(self, checkpoint: CompletedCheckpoint) -> None:
         try:

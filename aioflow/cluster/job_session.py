@@ -68,6 +68,7 @@ REQUESTS = (
     "notify_checkpoint_aborted",
     "add_tap",
     "remove_tap",
+    "describe_checkpoint",
     "query_state",
     "add_splits",
 )
@@ -186,6 +187,9 @@ class JobSession:
             ),
             "notify_checkpoint_complete": executor.notify_checkpoint_complete,
             "notify_checkpoint_aborted": executor.notify_checkpoint_aborted,
+            "describe_checkpoint": lambda key, checkpoint_id: executor.describe_checkpoint(
+                ExecutionAttemptId(*key), checkpoint_id
+            ),
             "add_tap": self._on_add_tap,
             "remove_tap": self._on_remove_tap,
             "query_state": self._on_query_state,

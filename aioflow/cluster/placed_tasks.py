@@ -377,6 +377,16 @@ class PlacedTasks:
             ) from error
         return self._codec.decode(content)
 
+    async def describe_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int) -> str:
+        worker_id = self.placed.get(attempt)
+        if self.here is not None and worker_id == SUBMITTER:
+            return await self.here.describe_checkpoint(attempt, checkpoint_id)
+        peer = self.peers.get(worker_id)
+        if peer is None:
+            raise JobNotRunning("the task runs nowhere now")
+        key = attempt_key(attempt)
+        return str(await peer.connection.call("describe_checkpoint", key, checkpoint_id))
+
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
         worker_id = self.placed.get(attempt)
         if self.here is not None and worker_id == SUBMITTER:

@@ -362,6 +362,12 @@ class TaskExecutor:
             if execution.attempt.job_id == job_id:
                 execution.task.notify_checkpoint_aborted(checkpoint_id, latest_completed)
 
+    async def describe_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int) -> str:
+        execution = self._executions.get(attempt)
+        if execution is None:
+            raise JobNotRunning("the task does not run")
+        return execution.task.describe_checkpoint(checkpoint_id)
+
     def add_tap(
         self,
         job_id: str,

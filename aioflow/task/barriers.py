@@ -112,6 +112,10 @@ class InputBarriers:
         """Whether the task will not take this checkpoint."""
         return self._alignment.is_void(checkpoint_id)
 
+    def missing(self, checkpoint_id: int) -> list[int]:
+        """Returns the channels that may still deliver the barrier of this checkpoint."""
+        return self._alignment.missing(checkpoint_id)
+
     def announced(self, checkpoint_id: int) -> None:
         """Handles the announcement of a checkpoint, ahead of its barrier."""
         if not self._alignment.is_over(checkpoint_id):

@@ -75,6 +75,8 @@ class TaskCheckpoint:
     snapshot: SubtaskSnapshot | None = None
     """The views of all state, once it is taken."""
     writing: asyncio.Task[None] | None = None
+    output: CountedOutput | None = None
+    """Where its state is written."""
     is_finished: bool = False
     """Whether all operators had finished before."""
     sync_ms: float = 0.0

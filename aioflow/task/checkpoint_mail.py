@@ -7,7 +7,7 @@ triggers are declined. Of the notices, only those about aborted checkpoints are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -100,6 +100,10 @@ class CheckpointMail:
             "checkpoint %d aborted",
             checkpoint_id,
         )
+
+    def phase(self, checkpoint_id: int, inputs: Sequence[str]) -> str:
+        """Returns what a checkpoint waits for here, for logs. `inputs` names the channels."""
+        return self._served.phase(checkpoint_id, inputs)
 
     def urgently(self, action: Callable[[], None], description: str) -> None:
         """Runs `action` before all other mail."""

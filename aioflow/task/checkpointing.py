@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,9 @@ ABORTED_MAX = 128
 Later triggers of older ones never come.
 """
 
+
+NAMED_MAX = 3
+"""Number of channels whose names a log has."""
 
 FIRING_S = 0.1
 """Time that due timers have to fire before an aligned checkpoint interrupts them.
@@ -389,7 +392,9 @@ class SubtaskCheckpoints:
             else environment.local_state.copies(environment.store.output())
         )
         try:
-            output = CountedOutput(copies or environment.store.output(barrier.directory))
+            output = checkpoint.output = CountedOutput(
+                copies or environment.store.output(barrier.directory)
+            )
             state = await snapshot.write(output, environment.codec, finished=checkpoint.is_finished)
             in_flight = 0
             if checkpoint.capture is not None:
@@ -414,6 +419,27 @@ class SubtaskCheckpoints:
         environment.responder.acknowledge_checkpoint(
             self._attempt, barrier.checkpoint_id, state, stats
         )
+
+    def phase(self, checkpoint_id: int, inputs: Sequence[str]) -> str:
+        """Returns what a checkpoint waits for here, for logs. `inputs` names the channels."""
+        checkpoint = self._checkpoints.get(checkpoint_id)
+        missing = [] if self._network is None else self._network.barriers.missing(checkpoint_id)
+        names = ", ".join(inputs[channel] for channel in missing[:NAMED_MAX])
+        if len(missing) > NAMED_MAX:
+            names += f" and {len(missing) - NAMED_MAX} more"
+        alignment = f"alignment, {len(missing)} of {len(inputs)} barriers have not come ({names})"
+        if checkpoint is not None and checkpoint.snapshot is not None:
+            if checkpoint.writing is None:
+                return "snapshot, its operators look at their state"
+            if missing:
+                return alignment
+            size = 0 if checkpoint.output is None else checkpoint.output.size
+            return f"upload, {size} bytes of its state are written"
+        if checkpoint_id <= self._last:
+            return "acknowledgement, its part is over"
+        if any(due.checkpoint_id == checkpoint_id for due in self._due):
+            return "snapshot, due once the elements before the barrier are processed"
+        return alignment if missing else "trigger, which the task has not processed"
 
     async def _calls_end(self, checkpoint_id: int) -> bool:
         """Waits for calls in threads, and declines the checkpoint if they do not end in time."""

@@ -55,10 +55,11 @@ from aioflow.task.closing import (
     naming_source,
     source_place,
 )
+from aioflow.task.context import TaskOperatorContext
 from aioflow.task.ending import EndWatch, TaskEnd, TaskLife, TaskPhase, end_source_code
 from aioflow.task.input import InputStatus
 from aioflow.task.loop import Intake, NetworkLoop, SourceLoop
-from aioflow.task.metrics import LatencyEmitter, LatencyStats
+from aioflow.task.metrics import HARD, SOFT, LatencyEmitter, LatencyStats
 from aioflow.task.network_input import NetworkInput
 
 if TYPE_CHECKING:
@@ -445,15 +446,18 @@ class StreamTask:
                 InputSeen(f"split {split!r} of {source}", task_input.split_watermark(split), False)
                 for split in task_input.awaited_splits
             ]
-        names = [
+        return [
+            InputSeen(name, time.watermark, time.idle)
+            for name, time in zip(self._input_names, loop.input.channel_times, strict=True)
+        ]
+
+    @property
+    def _input_names(self) -> list[str]:
+        return [
             f"input {gate.producer!r}"
             + (f", subtask {number + 1}" if len(gate.channels) > 1 else "")
             for gate in self.descriptor.inputs
             for number in range(len(gate.channels))
-        ]
-        return [
-            InputSeen(name, time.watermark, time.idle)
-            for name, time in zip(names, loop.input.channel_times, strict=True)
         ]
 
     def _on_slow(self, description: str, seconds: float) -> None:
@@ -508,6 +512,27 @@ class StreamTask:
         self._stop = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
         if self.life.is_running and isinstance(self._loop, SourceLoop):
             self._loop.input.stop(drain=drain)
+
+    def describe_checkpoint(self, checkpoint_id: int) -> str:
+        """Returns the phase of a checkpoint here, and what the task does, for logs."""
+        runtime = self._runtime
+        if not self.life.is_running:
+            return f"the task is {self.life.phase.name}"
+        reason, busy = runtime.parking.reason, runtime.busy()
+        if reason in (SOFT, HARD):
+            does = "waits for room in its output (back pressure)"
+        elif busy is not None and reason is not None:
+            does = f"waits for calls of {describe_place(busy.ctx)}"
+        elif reason is not None:
+            does = "waits for input"
+        else:
+            context = runtime.scope.operator_context
+            at = (
+                f" in {describe_place(context)}" if isinstance(context, TaskOperatorContext) else ""
+            )
+            does = f"is busy{at}"
+        phase = self._mail.phase(checkpoint_id, self._input_names)
+        return f"its phase is {phase}; the task {does}"
 
     def limit_source(self, watermark: int) -> None:
         """Lets the source begin, and read while its event time is at most `watermark`."""

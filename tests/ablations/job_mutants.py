@@ -101,6 +101,23 @@ JOB_MUTANTS: list[Mutant] = [
         (CANCELS + "test_close_that_does_not_end_fails_the_job_by_name_and_closes_the_others",),
     ),
     Mutant(
+        "the warning about a late checkpoint does not ask the task that it waits for",
+        "aioflow/checkpoint/coordinator.py",
+        "next(iter(pending.waiting), None),",
+        "None,",
+        (
+            "tests/api/test_late_checkpoints.py::"
+            "test_warning_names_the_phase_and_what_the_task_does",
+        ),
+    ),
+    Mutant(
+        "a late checkpoint counts the barriers that have come as missing",
+        "aioflow/checkpoint/alignment.py",
+        "            if not closed and channel not in arrived\n",
+        "            if not closed\n",
+        ("tests/checkpoint/test_alignment.py::test_missing_barriers_are_named",),
+    ),
+    Mutant(
         "code that swallows its cancellation is waited for without an end",
         "aioflow/task/ending.py",
         "            self._timer = asyncio.get_running_loop().call_later(delay_s, "

@@ -82,6 +82,19 @@ def test_single_channel_triggers_at_each_barrier_without_blocking() -> None:
     )
 
 
+def test_missing_barriers_are_named() -> None:
+    """Those of channels that are open. A checkpoint that is over misses none."""
+    alignment = BarrierAlignment(4)
+    assert alignment.missing(2) == [0, 1, 2, 3]
+    b(2, 1)(alignment)
+    end(3)(alignment)
+    assert alignment.missing(2) == [0, 2]
+    assert alignment.missing(3) == [0, 1, 2]
+    b(2, 0)(alignment)
+    b(2, 2)(alignment)
+    assert alignment.missing(2) == []
+
+
 def test_three_channels_block_until_the_last_barrier() -> None:
     """F2.2: blocked {1}, {1, 2}, {}; the checkpoint is taken once, at the barrier of channel 0
     that came behind its data.

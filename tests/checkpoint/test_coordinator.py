@@ -131,9 +131,11 @@ def test_a_checkpoint_of_several_intervals_is_warned_of_once_and_again_at_twice_
     assert triggered(job.advance(2_000)) == [1]
     job.ack((SOURCE, 0), 1)
     assert job.advance(5_999) == []
-    assert job.advance(1) == [WarnBehind(1, 6_000, 2_000, "Source (2/2), attempt 0 and 3 more")]
+    late = job.of(SOURCE, 1)
+    told = "Source (2/2), attempt 0 and 3 more"
+    assert job.advance(1) == [WarnBehind(1, 6_000, 2_000, told, late)]
     assert job.advance(5_999) == []
-    assert job.advance(1) == [WarnBehind(1, 12_000, 2_000, "Source (2/2), attempt 0 and 3 more")]
+    assert job.advance(1) == [WarnBehind(1, 12_000, 2_000, told, late)]
     for key in KEYS[1:]:
         job.ack(key, 1)
     assert job.advance(12_000) == [WarnBehind(1, 24_000, 2_000, "the store")]
@@ -146,7 +148,7 @@ def test_a_checkpoint_of_several_intervals_is_warned_of_once_and_again_at_twice_
     job.complete(3)  # In time.
     assert triggered(job.advance(1_000)) == [4]
     assert only(WarnBehind, job.advance(6_000)) == [
-        WarnBehind(4, 6_000, 2_000, "Source (1/2), attempt 0 and 4 more")
+        WarnBehind(4, 6_000, 2_000, "Source (1/2), attempt 0 and 4 more", job.of(SOURCE, 0))
     ]
 
 
@@ -167,7 +169,7 @@ def test_short_intervals_are_not_warned_of_before_five_seconds() -> None:
     assert triggered(job.advance(10)) == [1]
     assert only(WarnBehind, job.advance(4_999)) == []
     assert only(WarnBehind, job.advance(1)) == [
-        WarnBehind(1, 5_000, 10, "Source (1/2), attempt 0 and 4 more")
+        WarnBehind(1, 5_000, 10, "Source (1/2), attempt 0 and 4 more", job.of(SOURCE, 0))
     ]
 
 

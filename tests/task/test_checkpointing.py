@@ -311,6 +311,22 @@ async def test_a_failed_write_declines_the_checkpoint_and_the_next_one_succeeds(
         await until(lambda: "c batch 5" in log)
 
 
+async def test_late_checkpoint_is_described_by_its_phase_and_by_what_the_task_does() -> None:
+    async with (running := Checked(factories([], cls=KeepsState))):
+        idle = "; the task waits for input"
+        described = running.task.describe_checkpoint
+        assert described(1) == "its phase is trigger, which the task has not processed" + idle
+        running.store.held = True
+        running.trigger(1)
+        await until(lambda: running.store.writing == 1)
+        await until(lambda: described(1).endswith(idle))
+        assert described(1) == "its phase is upload, 0 bytes of its state are written" + idle
+        running.store.open.set()
+        await running.acknowledged(1)
+        await until(lambda: "upload" not in described(1))
+        assert described(1) == "its phase is acknowledgement, its part is over" + idle
+
+
 async def test_cancelling_the_task_cancels_what_it_is_writing() -> None:
     """F7.7."""
     async with (running := Checked(factories([], cls=KeepsState))):
