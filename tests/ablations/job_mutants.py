@@ -118,6 +118,13 @@ JOB_MUTANTS: list[Mutant] = [
         ("tests/checkpoint/test_alignment.py::test_missing_barriers_are_named",),
     ),
     Mutant(
+        "each checkpoint looks up all of its files, however few are new",
+        "aioflow/checkpoint/store.py",
+        "        new = sorted(names - seen)\n",
+        "        new = sorted(names)\n",
+        ("tests/checkpoint_store/test_store.py::test_a_checkpoint_looks_up_its_new_files_only",),
+    ),
+    Mutant(
         "code that swallows its cancellation is waited for without an end",
         "aioflow/task/ending.py",
         "            self._timer = asyncio.get_running_loop().call_later(delay_s, "

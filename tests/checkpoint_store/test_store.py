@@ -7,14 +7,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aioflow.checkpoint.completed import CheckpointKind, Discard, files_of
-from aioflow.checkpoint.objects import MemoryObjects
+from aioflow.checkpoint.objects import MemoryObjects, ObjectStore
 from aioflow.checkpoint.store import FlowStore, open_store, read_checkpoint
 from aioflow.checkpoint.urls import flow_url, open_objects
 from aioflow.core.aio import cancel_and_wait
@@ -63,6 +63,33 @@ async def test_a_checkpoint_comes_back_as_it_was_with_all_its_state(
     assert await contents(other, await read_checkpoint(found.location, host)) == await contents(
         store, found
     )
+
+
+class Counting(Failing):
+    """Notes the names that are looked up."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        super().__init__(objects)
+        self.asked: list[str] = []
+
+    async def missing(self, names: Sequence[str]) -> list[str]:
+        self.asked += names
+        return await super().missing(names)
+
+
+async def test_a_checkpoint_looks_up_its_new_files_only(host: Host, tmp_path: Path) -> None:
+    """However many files the store has. A large state keeps most of them from one to the next."""
+    objects = Counting(open_objects(f"file://{tmp_path}/store", host))
+    store = FlowStore(host, objects)
+    first = await store.complete(await checkpoint(store, 1))
+    of_first = set(objects.asked)
+    assert of_first == set(files_of(first.subtasks.values()))
+    objects.asked.clear()
+    (kept, changed), fresh = first.subtasks, await checkpoint(store, 2)
+    second = replace(fresh, subtasks={kept: first.subtasks[kept], changed: fresh.subtasks[changed]})
+    await store.complete(second)
+    assert len(objects.asked) == len(set(objects.asked)) == len(of_first) // 2
+    assert not of_first.intersection(objects.asked)
 
 
 async def test_the_newest_is_the_largest_number_of_checkpoints_and_savepoints(
