@@ -456,10 +456,11 @@ class IntervalJoinOperator(Operator):
             ):
                 if mark > current:
                     current = timers.current_watermark = mark
-                before = 0 if self._partly is None else self._joined_before(index, key)
-                if time <= current and not before:
+                if time <= current:
                     self._late_dropped.inc(1)
                     continue
+                # A restored element comes back at its event time, so it is not late now either.
+                before = 0 if self._partly is None else self._joined_before(index, key)
                 held = others.peek().get(key)
                 if held is not None:
                     times = held[0]
