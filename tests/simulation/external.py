@@ -141,6 +141,9 @@ class _Writer:
         """Nothing goes out before it is prepared."""
         await self._database.before_call("flush")
 
+    async def close(self) -> None:
+        await self._database.before_call("close")
+
     async def prepare(self, checkpoint_id: int) -> list[str]:
         rows, self._rows = tuple(self._rows), []
         if not rows:

@@ -293,6 +293,8 @@ LIVENESS: dict[str, int] = {
     "a task does not hear that it is cancelled": 2,
     "a worker whose start has failed is not started again": 605,
     "channels are not requested again on a new connection": 28,
+    "code that swallows its cancellation is waited for without an end": 575,
+    "code that was closed and goes on is waited for": 1255,
     "channels stay blocked when their checkpoint is aborted": 58,
     "who waits for a savepoint does not hear that it is complete": 4,
 }

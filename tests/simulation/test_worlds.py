@@ -4,6 +4,7 @@ the end.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from collections import Counter
 import pytest
 
 from tests.simulation.sweep import ROOT, main
+from tests.simulation.workload import ENDLESS
 from tests.simulation.world import (
     KINDS,
     LONG_ROUNDS,
@@ -46,6 +48,18 @@ def test_a_job_that_is_rescaled_again_and_again_commits_everything_once(
     for seed in range(7000, 7000 + seeds):
         done += run_world(seed, settings=rescaling(seed, place)).faults
     assert done[RESCALE] >= seeds // 2
+
+
+@pytest.mark.parametrize(("place", "seeds"), [("one", 12), ("workers", 3), ("cluster", 2)])
+def test_functions_that_go_on_for_ever_are_ended_and_nothing_is_lost(
+    place: str, seeds: int
+) -> None:
+    """They swallow their cancellation. In the service they are closed by force."""
+    done: Counter[str] = Counter()
+    chosen = (seed for seed in itertools.count() if ENDLESS in Settings.drawn(seed, place).kinds)
+    for seed in itertools.islice(chosen, seeds):
+        done += run_world(seed, place).faults
+    assert done[ENDLESS] >= seeds // 3
 
 
 def test_a_paused_holder_that_creates_an_old_number_again_harms_nothing() -> None:

@@ -32,12 +32,24 @@ from tests.simulation.oracle import (
     time_of,
 )
 
-__all__ = ["MISDEEDS", "OUT", "SITES", "Shared", "share", "shared", "unshare", "world_flow"]
+__all__ = [
+    "ENDLESS",
+    "ENDLESS_SITES",
+    "MISDEEDS",
+    "OUT",
+    "SITES",
+    "Shared",
+    "share",
+    "shared",
+    "unshare",
+    "world_flow",
+]
 
 OUT = "/out"
 ALARM_MS = 8
 SUM_EVERY = 3
 ASYNC_SITES = ("wait", "enrich", "flush", "prepare", "commit")
+ENDLESS_SITES = (*ASYNC_SITES, "close")
 SITES = ("poll", "open", "count", "timer", "write", *ASYNC_SITES)
 """Functions of the user that may misbehave. Those of `ASYNC_SITES` are asynchronous."""
 
@@ -69,11 +81,16 @@ MISDEEDS = MappingProxyType(
         "user": ("raises",),
         "odd user": ("odd", "cancelled", "cancels"),
         "slow user": ("slow", "swallows"),
+        "endless user": ("endless",),
     }
 )
 """Misbehaviour of a function, by kind of fault: raise a plain error or an odd one, await a
-cancelled future, cancel its own task, take long, swallow a cancellation.
+cancelled future, cancel its own task, take long, swallow a cancellation, go on for ever after one.
 """
+
+ENDLESS = "endless user"
+LONG_S = 0.02
+"""How often an endless function looks whether the faults are over."""
 
 SLOW_S = 0.3
 STUBBORN_S = 1.0
@@ -110,6 +127,10 @@ class Shared:
     """Up to which position the sources have told the outside world that a split is done with, by
     source and split.
     """
+    is_calm: Callable[[], bool] = lambda: False
+    """Whether the faults are over: an endless function that nobody has cancelled returns then."""
+    closed_by_force: int = 0
+    """Number of endless functions that were cancelled in vain and then closed."""
     is_over: Callable[[], bool] = lambda: False
     """Whether everything is committed: the next run begins with nothing then."""
 
@@ -131,9 +152,12 @@ class Shared:
         """Does for an asynchronous function what `maybe_fail` does."""
         misdeed = self.fails.get(site, ("", ""))[1]
         self.maybe_fail(site) if misdeed in ("raises", "odd", "cancels") else None
-        if misdeed not in ("cancelled", "slow", "swallows"):
+        if misdeed not in ("cancelled", "slow", "swallows", "endless"):
             return
         self.database.struck[self.fails.pop(site)[0]] += 1
+        if misdeed == "endless":
+            await self._go_on()
+            return
         if misdeed == "cancelled":
             given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             given_up.cancel()
@@ -144,6 +168,19 @@ class Shared:
             if misdeed == "slow":
                 raise
             await asyncio.sleep(self.rng.uniform(0, STUBBORN_S))
+
+    async def _go_on(self) -> None:
+        """Goes on for ever once it was cancelled. Only the engine can end it: by force."""
+        is_cancelled = False
+        try:
+            while is_cancelled or not self.is_calm():
+                try:
+                    await asyncio.sleep(LONG_S)
+                except asyncio.CancelledError:
+                    is_cancelled = True
+        except GeneratorExit:
+            self.closed_by_force += 1
+            raise
 
 
 _current: list[Shared] = []

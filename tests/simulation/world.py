@@ -51,6 +51,8 @@ from tests.simulation.oracle import STEP_MS, Data, Oracle, Violation
 from tests.simulation.watch import Watch
 from tests.simulation.workload import (
     ASYNC_SITES,
+    ENDLESS,
+    ENDLESS_SITES,
     MISDEEDS,
     OUT,
     SITES,
@@ -102,7 +104,17 @@ AT_ONCE, ANSWER_S = 64, 1e-3
 
 STORE = "/store"
 INJECTED = ("kill", "power", "pause", "disk")
-KINDS = (*INJECTED, *MISDEEDS, "lost", "repeated", "down", "savepoint", "stop", "cancel", "term")
+KINDS = (
+    *INJECTED,
+    *(kind for kind in MISDEEDS if kind != ENDLESS),
+    "lost",
+    "repeated",
+    "down",
+    "savepoint",
+    "stop",
+    "cancel",
+    "term",
+)
 """Kinds of faults.
 
 `INJECTED` are `Faults`, the rest is inflicted here. Workers and clusters have more of their own.
@@ -112,6 +124,12 @@ RESCALE = "rescale"
 """The operator changes the parallelism of the running job, in one seed of `RESCALED_EVERY`."""
 
 RESCALED_EVERY = 12
+
+ENDLESS_EVERY = 16
+"""Functions that go on for ever strike in one seed of so many."""
+
+CANCELLATION_S = 0.05
+"""How long they may take to end there."""
 
 OF_PLACE = {"one": (), "workers": worker_world.KINDS, "cluster": cluster_world.KINDS}
 BUGS = (
@@ -233,6 +251,8 @@ class Settings:
         unaligned = rng.choice((False, False, True, "3ms"))
         inline = rng.choice((0, 64, 16384, 16384, 16384))
         rates = {kind: share_s * rng.uniform(0.3, 2.0) * CHEAP.get(kind, 1) for kind in kinds}
+        if not long and chooser.randrange(ENDLESS_EVERY) == 0:
+            kinds, rates[ENDLESS] = (*kinds, ENDLESS), 8.0 / duration_s
         if rescaled:
             kinds, rates[RESCALE] = (*kinds, RESCALE), 4.0 / duration_s
         bounded = rng.random() < 0.5
@@ -346,6 +366,7 @@ class World:
             settings.discovers,
         )
         shared.churns, shared.is_over = settings.data.churns, lambda: self.oracle.complete
+        shared.is_calm = lambda: self.calm
         self.database.before_call, self.database.before_write = shared.misbehave, shared.maybe_fail
 
     # The service.
@@ -381,6 +402,8 @@ class World:
             "restart": af.exponential_delay("5ms", "1s", reset_after="500ms", fatal=BUGS),
             "tasks": TaskOptions(batch_records_max=settings.batch, slice_ns=settings.slice_ns),
         }
+        if ENDLESS in settings.kinds:
+            options["cancellation_timeout"] = f"{CANCELLATION_S * 1000:g}ms"
         if settings.place == "workers":
             options |= {
                 "workers": settings.workers,
@@ -419,7 +442,7 @@ class World:
             if line.status is not af.JobStatus.FINISHED:
                 raise ConnectionError(f"the job has ended as {line.status}: {line.error}")
             return bool(self.done["stop"])
-        stopped = False
+        stopped, closed = False, self.shared.closed_by_force
         try:
             async with flow.run(**options) as job:
                 operator = asyncio.get_running_loop().create_task(
@@ -445,6 +468,9 @@ class World:
                         stopped = bool(self.done["stop"] or self.done["cancel"])
         finally:
             self.job = None
+        is_forced = self.shared.closed_by_force > closed and self.settings.place == "one"
+        if is_forced and job.status is af.JobStatus.CANCELED:
+            raise Violation("the job counts as cancelled, and a function was closed by force")
         return stopped
 
     async def ask(self, what: str, answer: Coroutine[Any, Any, T]) -> T:
@@ -526,7 +552,11 @@ class World:
             if kind in MISDEEDS:
                 misdeed = rng.choice(MISDEEDS[kind])
                 site = rng.choice(
-                    ASYNC_SITES if misdeed in ("cancelled", "slow", "swallows") else SITES
+                    ENDLESS_SITES
+                    if kind == ENDLESS
+                    else ASYNC_SITES
+                    if misdeed in ("cancelled", "slow", "swallows")
+                    else SITES
                 )
                 self.shared.fails[site] = kind, misdeed
             elif kind in worker_world.KINDS:
