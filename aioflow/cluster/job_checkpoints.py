@@ -582,6 +582,8 @@ class JobCheckpoints:
                 phase = "its process does not answer, perhaps because a function holds its loop"
             except AioflowError as error:
                 phase = message_of(error)
+            except Exception as error:  # noqa: BLE001  # A warning must not fail the job.
+                phase = f"its phase is unknown, {type(error).__name__}: {message_of(error)}"
         logger.warning(
             "job %r: checkpoint %d is not complete after %d ms and waits for %s: %s; checkpoints "
             "fall behind, one is due each %d ms (every=); until it completes, sinks do not commit, "

@@ -5,12 +5,16 @@ again.
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import AsyncMock
 
-from aioflow.checkpoint.instructions import CheckpointSettings
+import pytest
+
+from aioflow.checkpoint.instructions import CheckpointSettings, WarnBehind
 from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
 from aioflow.core.wire.serializers import Codec
+from aioflow.graph.deployment import ExecutionAttemptId
 from aioflow.graph.job_graph import build_job_graph
 from aioflow.graph.stream_graph import StreamGraph, StreamNode
 from aioflow.testing import simulate
@@ -84,3 +88,16 @@ def test_state_that_killed_tasks_left_goes_with_a_later_restart() -> None:
         await checkpoints.close(finished=False)
 
     simulate(main, 1)
+
+
+async def test_a_task_that_cannot_say_what_it_waits_for_does_not_fail_its_job(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    checkpoints = job("memory://not-said")
+    await checkpoints.open()
+    tasks = checkpoints._tasks = AsyncMock()
+    tasks.describe_checkpoint.side_effect = IndexError("list index out of range")
+    late = WarnBehind(1, 6_000, 2_000, "op (1/1)", ExecutionAttemptId("0" * 32, 0, 0, 0))
+    await checkpoints._warn_behind(late)
+    assert "its phase is unknown, IndexError: list index out of range" in caplog.text
+    await checkpoints.close(finished=False)
