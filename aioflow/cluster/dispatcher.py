@@ -208,12 +208,13 @@ class Dispatcher:
         """Accepts a job. On return it is stored, and it runs even if this leader goes away.
 
         A cancellation of the caller does not interrupt this.
-        Raises DuplicateJobSubmission, StaleLeader, or the OSError of a store that failed. After
-        such an OSError the job does not run here.
+        Raises DuplicateJobSubmission once the job with this id is stored, StaleLeader, or the
+        OSError of a store that failed. After such an OSError the job does not run here.
         """
         self.leadership.check()
         known = self._jobs.get(job.job_id)
         if known is not None:
+            await asyncio.shield(known.accepted)
             raise DuplicateJobSubmission(
                 f"job {job.job_id} was submitted while it is {known.status.value} here; submit "
                 "under a new id"
@@ -245,6 +246,14 @@ class Dispatcher:
         if job_id in self._archive:
             return self._archive[job_id]
         raise self._unknown(job_id)
+
+    async def until_stored(self, job_id: str) -> None:
+        """Waits until a job is stored. Raises UnknownJob, or the error of its submission."""
+        managed = self._jobs.get(job_id)
+        if managed is None:
+            self.job(job_id)
+        else:
+            await asyncio.shield(managed.accepted)
 
     async def wait(self, job_id: str) -> JobView:
         """Waits for the final end of a job and returns the job.
@@ -368,9 +377,9 @@ class Dispatcher:
             managed.let_go(error)
             return
         self._begin(managed, recovered=False)
-        managed.accepted.set_result(None)
 
     def _begin(self, managed: _Managed, *, recovered: bool) -> None:
+        managed.accepted.set_result(None)
         _ = self._group.create_task(self._run(managed, recovered), name=f"job {managed.job.job_id}")
 
     async def _run(self, managed: _Managed, recovered: bool) -> None:

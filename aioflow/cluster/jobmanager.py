@@ -418,8 +418,8 @@ class JobManager:
         It gets the status and the end of the job, and runs its part of the job again.
         """
         leading = await self._leader()
-        leading.dispatcher.job(job_id)
         self._peers[connection] = None
+        await leading.dispatcher.until_stored(job_id)
         submitter = Submitter(connection, location, dict(taps))
         if not self._submitters.returned(job_id, submitter) and job_id in self._jobs:
             self._jobs[job_id].submitter_returned(submitter)

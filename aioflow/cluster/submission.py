@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import cloudpickle
 
+from aioflow.cluster.dispatcher import DuplicateJobSubmission
 from aioflow.cluster.execution_graph import JobStatus
 from aioflow.cluster.leadership import LeaderRetrieval, NoLeader, connect_to_leader
 from aioflow.cluster.rpc import RpcConnection
@@ -221,16 +222,18 @@ class ClusterClient:
     async def submit(self, job_id: str, job: Submission, timeout_s: float) -> None:
         """Submits a job. On return it is stored and runs.
 
-        If the leader goes away meanwhile, the next leader gets the job, unless it has the job
-        already. It looks for a next leader for `timeout_s`.
+        If the leader goes away meanwhile, the next leader gets the job, which it refuses if it has
+        it already. It looks for a next leader for `timeout_s`.
         """
         deadline = self._host.clock.monotonic() + timeout_s
         may_be_known = False
         while True:
             try:
-                if may_be_known and job_id in [line.job_id for line in await self.jobs()]:
-                    return
                 await self._submit(job_id, job)
+                return
+            except DuplicateJobSubmission:
+                if not may_be_known:
+                    raise
                 return
             except (Broken, StaleLeader, NoLeader) as error:
                 if self._host.clock.monotonic() >= deadline:

@@ -904,10 +904,10 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
-        "a job from the shell is submitted again to a leader that has it",
+        "a job from the shell fails if the next leader has it",
         "aioflow/cluster/submission.py",
-        "if may_be_known and job_id in [line.job_id for line in await self.jobs()]:",
-        "if may_be_known and not await self.jobs():",
+        "                if not may_be_known:\n                    raise\n",
+        "                raise\n",
         (
             "tests/cluster/test_remote.py::"
             "test_a_job_submitted_from_the_shell_runs_once_under_the_next_leader",

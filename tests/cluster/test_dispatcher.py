@@ -155,6 +155,42 @@ def test_the_same_id_twice_is_an_error_also_while_the_first_is_being_stored() ->
     on_host(main)
 
 
+def test_who_comes_back_to_a_job_that_is_being_stored_hears_how_that_ends() -> None:
+    """I1.1: its first connection has ended, and the same leader still accepts it."""
+
+    async def main(host: SimulatedHost) -> None:
+        cluster = Cluster(host)
+        stored = asyncio.Event()
+        put = cluster.store.put
+
+        async def slow_put(stored_job: PersistedJob) -> None:
+            await stored.wait()
+            if stored_job.job_id == "refused":
+                raise OSError("the disk is full")
+            await put(stored_job)
+
+        cluster.store.put = slow_put  # type: ignore[method-assign]
+        async with cluster.dispatcher as d:
+            asked = [
+                asyncio.ensure_future(one)
+                for name in ("a", "refused")
+                for one in (d.submit(job(name)), d.until_stored(name), d.submit(job(name)))
+            ]
+            await asyncio.sleep(1)
+            assert not any(one.done() for one in asked)
+            stored.set()
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            expected = [type(None), type(None), DuplicateJobSubmission, *[OSError] * 3]
+            assert [type(answer) for answer in answers] == expected
+            assert [view.job_id for view in d.jobs()] == ["a"]
+            with pytest.raises(UnknownJob):
+                await d.until_stored("refused")
+        async with Cluster(host, 2).dispatcher as d:
+            await d.until_stored("a")
+
+    on_host(main)
+
+
 @pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELED])
 def test_an_id_that_has_ended_for_good_is_refused_by_this_leader_and_the_next(
     status: JobStatus,
