@@ -914,6 +914,36 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a caller attaches to a job that the store may still refuse",
+        "aioflow/cluster/dispatcher.py",
+        "            await asyncio.shield(managed.accepted)\n\n    async def wait",
+        "            pass\n\n    async def wait",
+        (
+            "tests/cluster/test_dispatcher.py::"
+            "test_who_comes_back_to_a_job_that_is_being_stored_hears_how_that_ends",
+        ),
+    ),
+    Mutant(
+        "a job is refused as a duplicate of one that the store may still refuse",
+        "aioflow/cluster/dispatcher.py",
+        "            await asyncio.shield(known.accepted)\n",
+        "",
+        (
+            "tests/cluster/test_dispatcher.py::"
+            "test_who_comes_back_to_a_job_that_is_being_stored_hears_how_that_ends",
+        ),
+    ),
+    Mutant(
+        "a task that cannot say what a late checkpoint waits for fails its job",
+        "aioflow/cluster/job_checkpoints.py",
+        "            except Exception as error:  # noqa: BLE001  # A warning must not",
+        "            except AttributeError as error:  # noqa: BLE001  # A warning must not",
+        (
+            "tests/cluster/test_job_checkpoints.py::"
+            "test_a_task_that_cannot_say_what_it_waits_for_does_not_fail_its_job",
+        ),
+    ),
+    Mutant(
         "a handle waits for a jobmanager that is silent",
         "aioflow/cluster/submission.py",
         ("            except TimeoutError:\n                connection.abort(\n"),
