@@ -225,7 +225,7 @@ class FlowStore:
     ) -> CompletedCheckpoint:
         """Copies state of subtasks that had finished before into the savepoint's `directory`.
 
-        A savepoint must be complete in itself. Returns it with the names of the copies.
+        A savepoint must be complete in itself. Returns the savepoint, which refers to the copies.
         """
         elsewhere: dict[str, StateFile] = {}
 

@@ -300,7 +300,7 @@ class RunningJob(Protocol):
         )
 
     def refuse_state(self, operator: str) -> None:
-        """Raises GraphError where the state of tasks can never be read."""
+        """Raises GraphError if this cluster cannot answer queries of the state of `operator`."""
         return None
 
     # The processes that run the job.

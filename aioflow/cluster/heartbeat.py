@@ -148,7 +148,7 @@ class HeartbeatMonitor(msgspec.Struct):
     def lives(self, peer: str, at: float) -> None:
         """Notes that the process of `peer` was alive at time `at`, learned outside its connection.
 
-        A suspicion stays.
+        A suspected peer stays suspected, because its connection may be broken.
         """
         known = self._peers.get(peer)
         if known is not None:

@@ -1,6 +1,6 @@
 """The start state of a job: which checkpoint or savepoint, and each task's part of it.
 
-`checkpointed_vertices` says what a job graph looks like to its checkpoints.
+`checkpointed_vertices` describes the vertices of a job graph to checkpoints.
 """
 
 from __future__ import annotations

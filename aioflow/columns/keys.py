@@ -304,7 +304,7 @@ class KeyRouter:
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
         """Returns pairs of a consumer and the records whose keys it owns, with those keys.
 
-        Raises NotOnColumns for invalid keys, which rows have to report.
+        Raises NotOnColumns for invalid keys: the same records as rows raise the error for the user.
         """
         values: Any = batch.values
         if not isinstance(values, ColumnBatch):

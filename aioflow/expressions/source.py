@@ -55,8 +55,8 @@ The flag tells whether the value is known not to be None there.
 class _Value(msgspec.Struct, frozen=True):
     """The source text of a value under construction.
 
-    `source` may be evaluated only when no guard is None; guards are evaluated in order. `inner` are
-    the variables that are bound once all guards have passed, `after` those bound in any case.
+    `source` may be evaluated only when no guard is None; guards are evaluated in order. Its code
+    binds the variables of `inner` only if all guards pass, and those of `after` in any case.
     """
 
     source: str

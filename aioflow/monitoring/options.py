@@ -42,7 +42,7 @@ class MonitorArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorOptions:
-    """Options of an endpoint. The defaults are safe: reading only, by names of this machine only.
+    """Options of an endpoint. By default it only reads, and only under a loopback host name.
 
     Raises NotAuthenticated for options that would let anyone read or change.
     """

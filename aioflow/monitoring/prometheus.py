@@ -142,7 +142,7 @@ class Exposition:
         workers: Mapping[str, Mapping[str, float]],
         jobs: Sequence[tuple[JobView, Mapping[str, float], MetricIndex]],
     ) -> list[_Metric]:
-        """Returns each metric, in the order of reading."""
+        """Returns a description of each metric, in the order in which the values are read."""
         here = next((one.id for one in self._monitor.workers() if one.is_here), "jobmanager")
         flink = "flink_jobmanager"
         found = [

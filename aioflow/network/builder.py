@@ -234,7 +234,7 @@ class BatchBuilder:
     def finish(self) -> int:
         """Closes the builder for appends and returns the number of records so far. Idempotent.
 
-        Open records stay until the next `seal`; only then `is_finished`.
+        The next `seal` still takes the open records. `is_finished` is False until then.
         """
         self.is_closed = True
         return self._sealed_records + len(self.values)

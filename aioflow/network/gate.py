@@ -160,9 +160,10 @@ class SharedAvailability(Availability):
 class InputGate:
     """Merges `channels`. The index of a channel is its position in that list.
 
-    `availability` may be shared with other gates of the task. A finished gate lowers a shared
-    availability, whose state then depends on the other gates. An own availability stays up.
-    `buffers` is the memory of the channels from other processes, which the gate owns.
+    `availability` may be shared with other gates of the task. A gate that has finished lowers its
+    part of a shared availability, which then depends on the other gates. Without `availability` the
+    gate has its own, which stays available after the end. The gate owns `buffers`, the memory of
+    channels from other processes.
     """
 
     __slots__ = (

@@ -13,7 +13,7 @@ SHOWN_MAX = 400
 
 
 def span_of(node: Any) -> tuple[int, int] | None:
-    """Returns the offsets of a node in the text, its beginning and its end; None if not known."""
+    """Returns where a node begins and ends in the text, as offsets; None if that is not known."""
     metas = [part.meta for part in node.walk() if "start" in part.meta]
     if not metas:
         return None

@@ -63,7 +63,7 @@ class Created(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """The relations of FROM under their names, as one relation."""
+    """The planned FROM clause: one relation, and the scope that resolves the names of its parts."""
 
     relation: Relation
     scope: Scope

@@ -659,7 +659,10 @@ def json_path(path: str) -> tuple[str | int, ...]:
 
 
 def json_value(steps: tuple[str | int, ...], scalar: bool, text: str) -> str | None:
-    """Returns the text at the place; None if there is none, or, for `scalar`, an object or list."""
+    """Returns the value that `steps` lead to in the JSON `text`, as text. None if there is none.
+
+    With `scalar`, an object, a list and a null are None, too.
+    """
     try:
         found = json.loads(text)
         for step in steps:

@@ -387,7 +387,7 @@ def _logged(told: str) -> CancellationTimeout:
 
 
 def _stacks(tasks: Sequence[asyncio.Task[Any]]) -> str:
-    """Returns the places where `tasks` wait. Equal places are shown once, with their number."""
+    """Returns the places where `tasks` wait. Equal places are shown once, with a count."""
     return _counted([await_chain(task) for task in tasks])
 
 

@@ -189,7 +189,7 @@ class TakesCheckpoints(Protocol):
 class Rates:
     """Growth per second of several numbers.
 
-    All readings within one window use the same start.
+    Readings within one window of `WINDOW_S` count growth from the same start, so they agree.
     """
 
     __slots__ = ("_begin", "_recent")
@@ -211,10 +211,7 @@ class Rates:
 
 
 class Longest:
-    """The longest stay of the last complete window or the current one.
-
-    So frequent readings agree.
-    """
+    """The longest stay of the last complete window or the current one, so that readings agree."""
 
     __slots__ = ("_begun", "_now_s", "_one_before", "_take")
 

@@ -381,7 +381,7 @@ class SparkBridge(Bridge):
         return SparkProcess.start(self._given(), self.defaults)
 
     def _given(self) -> dict[str, str]:
-        """Returns the settings of the program, which are over all others."""
+        """Returns the settings of the program, which take precedence over all others."""
         given = dict(self._config)
         if self._master is not None:
             given["spark.master"] = self._master

@@ -210,7 +210,7 @@ class InboundStream:
         self._wake()
 
     def on_writable(self, channel: Channel) -> None:
-        """Does nothing: credit is small, so it never waits for the transport."""
+        """Does nothing: grants of credit are small, so the sender never waits for the transport."""
 
     def on_lost(self, channel: Channel, error: Exception | None) -> None:
         assert channel.hello is not None

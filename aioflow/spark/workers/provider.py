@@ -88,8 +88,9 @@ class SparkProvider:
     """A `WorkerProvider` that starts workers as Spark jobs.
 
     It is made, started and closed on the program's loop. The ResourceManager calls it from its own
-    loop. `make(worker_id)` makes the task of a worker. `ready` is done once all `workers` have
-    registered, or once some have and another did not start. It fails if none can start.
+    loop. `make(worker_id)` makes the task of a worker. The future `ready` is done once all
+    `workers` have registered. It is also done if some have registered and the others cannot start.
+    It fails if none can start.
     """
 
     def __init__(
