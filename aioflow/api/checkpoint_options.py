@@ -195,8 +195,8 @@ def _settings(options: CheckpointOptions) -> CheckpointSettings | None:
     tolerable = options.tolerable_failures
     if tolerable is not None and (not isinstance(tolerable, int) or tolerable < 0):
         raise ValueError(
-            f"tolerable_failures is {tolerable!r}, expected how many in a row are borne, or None "
-            "for any number"
+            f"tolerable_failures is {tolerable!r}, expected how many checkpoints may fail in a "
+            "row, or None for any number"
         )
     restore = options.restore
     aligned_timeout_ms = (

@@ -256,8 +256,8 @@ def parse_options(given: Mapping[str, Any]) -> RunOptions:
         )
     if options.latency_interval_ms is not None and options.latency_interval_ms <= 0:
         raise ValueError(
-            f"latency_tracking is a time between two markers, got {options.latency_tracking!r}: "
-            "None is without"
+            f"latency_tracking is {options.latency_tracking!r}, expected the time between two "
+            "markers, more than 0, or None for no markers"
         )
     network_bytes(options.network_memory)
     if options.monitor is not None:

@@ -22,6 +22,7 @@ from aioflow.sql.casts import Scalar
 from aioflow.sql.errors import SqlError
 from aioflow.sql.keyed import ChangingJoin
 from aioflow.sql.relation import CHANGE, Relation, Windows, duration_ms, under
+from aioflow.sql.rewriting import HIDDEN
 from aioflow.sql.sources import NO_KEY, Table
 from aioflow.sql.types import INTERVAL, unify
 from aioflow.sql.values import greatest, least
@@ -102,6 +103,13 @@ class Joins:
             return self._windows(left, right, join, split, by_window)
         changes = left.changes or right.changes
         if join.side and not changes and not self._updates:
+            if join.this.alias_or_name.startswith(HIDDEN):
+                raise SqlError(
+                    "rows of NOT EXISTS change when the inner query gets a row; give updates=True "
+                    "for a stream of the changes, or LEFT JOIN a bounded table and write WHERE t.x "
+                    "IS NULL",
+                    join,
+                )
             raise SqlError(
                 f"a {join.side} JOIN of whole streams corrects its results; give updates=True for "
                 "a stream of the corrections, join on window_start and window_end, or join a "

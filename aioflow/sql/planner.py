@@ -144,7 +144,9 @@ class Planner:
         finally:
             self.tables = outer
         what = type(node).__name__.upper()
-        raise SqlError(f"{what} is not supported; write SELECT or UNION ALL", node)
+        exists = "EXISTS (SELECT 1 FROM t WHERE t.x = ...)"
+        instead = {"INTERSECT": f"WHERE {exists}", "EXCEPT": f"WHERE NOT {exists}"}
+        raise SqlError(f"{what} is not supported; write {instead.get(what, 'SELECT')}", node)
 
     def _with(self, query: exp.Expr, alias: exp.TableAlias | None) -> Relation | Created:
         view = View(self, query, alias)
@@ -663,7 +665,9 @@ def aliased(relation: Relation, alias: exp.TableAlias | None) -> Relation:
         return relation
     if len(columns) != len(relation.fields):
         raise SqlError(
-            f"{alias.name} names {len(columns)} columns of {len(relation.fields)}", alias
+            f"{alias.name} has {len(relation.fields)} columns, expected {len(columns)}, as many as "
+            "it has names",
+            alias,
         )
     named = zip(relation.fields, columns, strict=True)
     return replace(relation, fields=tuple(replace(f, name=c.name) for f, c in named))

@@ -135,12 +135,14 @@ def _keys(call: exp.Expr, negated: bool) -> tuple[exp.Select, list[exp.Expr]]:
         query = query.copy()
         pairs = _correlated(query)
     if isinstance(call, exp.In):
+        if isinstance(query, exp.Select) and len(query.expressions) != 1:
+            raise SqlError("IN (SELECT ...) takes one column", call)
         if not pairs:  # It may be any query, of UNION and GROUP BY too.
             names = exp.TableAlias(this=_name("the query"), columns=[_name(f"{HIDDEN}v")])
             source = exp.Subquery(this=query.copy(), alias=names)
             column = exp.Column(this=_name(f"{HIDDEN}v"))
             return _select([column], source), [call.this]
-        if len(query.expressions) != 1 or isinstance(query.expressions[0], exp.Star):
+        if isinstance(query.expressions[0], exp.Star):
             raise SqlError("IN (SELECT ...) takes one column", call)
         pairs.append((query.expressions[0].unalias(), call.this))
     if not pairs:

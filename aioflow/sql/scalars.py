@@ -331,7 +331,7 @@ class _Compiler:
 
     def membership(self, node: exp.In) -> Scalar:
         if not node.expressions:
-            raise SqlError("IN takes a list of values, not a query; write a join", node)
+            raise SqlError("IN takes a list of values here; write a join for a query", node)
         given = [self.compile(one) for one in (node.this, *node.expressions)]
         (x, *members), _, null = self._unified(given, node, convert=False)
         if not all(isinstance(one, Literal) for one in members):

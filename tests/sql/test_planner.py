@@ -508,7 +508,21 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
         ("SELECT item FROM bids LIMIT 3", "LIMIT of a stream", "3"),
         ("SELECT item FROM bids EMIT CHANGES", "there is no EMIT", "CHANGES"),
         ("SELECT item, count(*) FROM bids GROUP BY item EMIT FINAL", "there is no EMIT", "EMIT"),
-        ("SELECT item FROM bids INTERSECT SELECT item FROM sellers", "INTERSECT is not", "SELECT"),
+        (
+            "SELECT item FROM bids INTERSECT SELECT item FROM sellers",
+            "INTERSECT is not supported; write WHERE EXISTS",
+            "SELECT",
+        ),
+        (
+            "SELECT item FROM bids EXCEPT SELECT item FROM sellers",
+            "EXCEPT is not supported; write WHERE NOT EXISTS",
+            "SELECT",
+        ),
+        (
+            "SELECT 1 FROM bids b WHERE NOT EXISTS (SELECT 1 FROM sellers s WHERE s.item = b.item)",
+            "rows of NOT EXISTS change",
+            "",
+        ),
         ("SELECT * FROM bids LEFT JOIN sellers ON bids.item = sellers.item", "whole streams", ""),
         ("SELECT 1 FROM bids a JOIN bids b ON a.ts < b.ts", "needs an equality", ""),
         (
@@ -539,8 +553,8 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
         ),
         (
             "SELECT 1 FROM bids WHERE item IN (SELECT item, item FROM sellers)",
-            "names 1 columns of 2",
-            "",
+            "IN (SELECT ...) takes one column",
+            "item IN (SELECT item, item FROM sellers)",
         ),
         ("SELECT * EXCEPT (prize) FROM bids", "no column 'prize'; did you mean price?", "prize"),
         (

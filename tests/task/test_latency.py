@@ -71,7 +71,7 @@ async def test_no_marker_is_sent_without_the_option() -> None:
 
 @pytest.mark.parametrize("wrong", ["0s", "-1s"])
 async def test_an_interval_that_is_no_time_is_refused(wrong: str) -> None:
-    with pytest.raises(ValueError, match="latency_tracking is a time between two markers"):
+    with pytest.raises(ValueError, match="expected the time between two markers"):
         async with waiting_flow().run(latency_tracking=wrong):
             pass
 

@@ -463,7 +463,10 @@ def _chosen(config: KafkaConfig, known: Iterable[str]) -> list[str]:
     if config.pattern is not None:
         found = sorted(topic for topic in known if config.pattern.fullmatch(topic))
         if not found and not config.looks_again:
-            raise GraphError(f"{config!r}: no topic matches the pattern, and none may come later")
+            raise GraphError(
+                f"{config!r}: no topic matches the pattern, expected one at the start: this source "
+                "does not look for later ones"
+            )
         return found
     for topic in config.topics:
         if topic not in known:

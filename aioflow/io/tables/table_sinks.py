@@ -231,7 +231,7 @@ def check_upserts(sink: object, mode: Mode, given: Sequence[str], key: Sequence[
     if given and key and set(given) != set(key):
         raise GraphError(
             f"the rows of this query have the key {', '.join(key)}, and key= of {sink!r} says "
-            f"{', '.join(given)}"
+            f"{', '.join(given)}, expected the key of the query"
         )
 
 

@@ -346,8 +346,8 @@ class SparkRun(RunningJob):
     def refuse_state(self, operator: str) -> None:
         raise GraphError(
             f"state of {operator!r} cannot be read: job {self._plan.graph.name!r} runs on Spark, "
-            "where nothing can be seen before it is "
-            "through; emit what you want to see, or run the flow with on=af.SparkWorkers(...)"
+            "which shows no state of a running job; emit what you want to see, or run the flow "
+            "with on=af.SparkWorkers(...)"
         )
 
     def _ask(self, method: str, *args: object) -> None:

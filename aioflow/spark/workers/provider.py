@@ -211,7 +211,7 @@ class SparkProvider:
         if outcome != SERVED:
             raise SparkError(
                 f"Spark started the task of {worker.id} a second time by itself ({details}), and "
-                "it went home"
+                "this attempt ended at once"
             )
 
     def _timed_out(self, worker: _Worker) -> SparkError:
