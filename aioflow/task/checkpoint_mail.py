@@ -56,7 +56,7 @@ class CheckpointMail:
         self._network: NetworkInput | None = None
 
     def open(self, checkpoints: SubtaskCheckpoints, task_input: NetworkInput | SourceInput) -> None:
-        """Begins to pass messages on: the parts are made."""
+        """Passes messages on to these parts from now on, beginning with the early aborts."""
         self._checkpoints = checkpoints
         self._network = task_input if isinstance(task_input, NetworkInput) else None
         for checkpoint_id in self._early_aborts:

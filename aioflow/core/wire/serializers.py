@@ -197,10 +197,10 @@ class Codec:
         return content
 
     def encode_pairs(self, firsts: list[Any], seconds: list[Any], *, owner: str) -> bytes:
-        """Returns what `encode_batch` returns for the tuples of `firsts` and `seconds`, or other
-        bytes of these values. There are at most 8,192 tuples.
+        """Encodes the tuples of `firsts` and `seconds`, at most 8,192, for `decode_batch`.
 
-        Does not make the tuples if both columns are scalars, or tuples of scalars.
+        The bytes may differ from those of `encode_batch`. Does not make the tuples if both columns
+        are scalars, or tuples of scalars.
         """
         columns: list[Sequence[Any]] = []
         layouts = [firsts and lay_out(column, SCALARS, columns) for column in (firsts, seconds)]

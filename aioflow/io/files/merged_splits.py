@@ -155,10 +155,10 @@ class MergedSplits(Generic[BlockT, FileT]):
         return self._files.get(split_id)
 
     def use(self, split_id: str, file: FileT, emitted: str | None) -> str | None:
-        """Notes that `file` is read for a split.
+        """Notes that `file` is open for a split.
 
-        Returns the split whose file was closed in its place, if there were too many, and whose
-        blocks were dropped. That is not the split `emitted`, whose position is not known now.
+        If too many files are open, closes the file of another split and drops its blocks. Returns
+        that split, or None. The split `emitted` keeps its file: its position is not known now.
         """
         self._files.pop(split_id, None)
         others = (id_ for id_ in self._files if id_ not in (emitted, self._current))

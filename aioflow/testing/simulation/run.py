@@ -135,9 +135,10 @@ class Interrupted(BaseException):
 
 @contextmanager
 def watchdog(loop: SimLoop, limit_s: float) -> Iterator[None]:
-    """Fails the run of `loop` with SimLivelock, which shows the stack, when one callback takes more
-    than `limit_s` of processor time, to twice that. Only the main thread of a program hears its
-    timer: elsewhere nothing is watched.
+    """Fails the run of `loop` with SimLivelock, which shows the stack, when one callback takes too
+    much processor time. A check each `limit_s` ends a callback after one to two times `limit_s`.
+
+    The timer's signal reaches the main thread only. On other threads nothing is watched.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
