@@ -67,10 +67,27 @@ SQL_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "an array that Debezium could not read is taken for a value",
+        "aioflow/io/formats/debezium_format.py",
+        "    list(_TEXT.encode()),\n",
+        "",
+        (
+            "tests/io/test_debezium.py::"
+            "test_a_value_that_the_database_did_not_log_is_not_taken_for_a_text",
+        ),
+    ),
+    Mutant(
+        "a TIME that is longer than a day is shortened to a time of a day",
+        "aioflow/io/formats/debezium_format.py",
+        "    if not 0 <= microseconds < DAY_US:\n",
+        "    if False:\n",
+        ("tests/io/test_debezium.py::test_what_is_no_event_is_named",),
+    ),
+    Mutant(
         "the former key of a row that Debezium moves is not deleted",
         "aioflow/io/formats/debezium_format.py",
-        '            key = self._key(after if before is None else before, "after", kind)\n',
-        '            key = self._key(after, "after", kind)\n',
+        '            row, part = (after, "after") if before is None else (before, "before")\n',
+        '            row, part = after, "after"\n',
         ("tests/io/test_debezium.py::test_an_event_is_the_change_of_a_row",),
     ),
     Mutant(

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import random
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -152,14 +154,37 @@ def test_a_schema_says_what_numbers_and_texts_stand_for() -> None:
     assert found.after == {one["field"]: expected for one, _, expected in values}
 
 
-@pytest.mark.parametrize("bytes_", [False, True])
-def test_a_value_that_the_database_did_not_log_is_not_taken_for_a_text(bytes_: bool) -> None:
-    text = "__debezium_unavailable_value"
-    value = base64.b64encode(text.encode()).decode() if bytes_ else text
-    found = change(event("u", None, {**ROW, "item": value}))
+UNREAD = "__debezium_unavailable_value"
+UNREAD_BYTES = base64.b64encode(UNREAD.encode()).decode()
+UNREAD_UUID = str(UUID(bytes=hashlib.md5(UNREAD.encode()).digest(), version=3))
+
+
+class Listed(msgspec.Struct):
+    id: int
+    item: Any = None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        UNREAD,
+        UNREAD_BYTES,
+        [UNREAD],
+        [UNREAD_BYTES],
+        list(UNREAD.encode()),
+        [UNREAD_UUID],
+        {UNREAD: UNREAD},
+        f'{{"{UNREAD}":"{UNREAD}"}}',
+    ],
+)
+def test_a_value_that_the_database_did_not_log_is_not_taken_for_a_text(value: Any) -> None:
+    text = event("u", None, {**ROW, "item": value}).replace(", ", ",")
+    found = change(text)
     assert (found.after, found.unchanged) == ({"id": 7}, ("item",))
     with pytest.raises(af.StateError, match="REPLICA IDENTITY FULL"):
         af.io.changes.upserts_of(found)
+    typed: Any = af.io.formats.debezium_json(Listed, key="id")
+    assert (typed.decode(text).after, typed.decode(text).unchanged) == (Listed(7), ("item",))
 
 
 @pytest.mark.parametrize(
@@ -170,6 +195,19 @@ def test_a_value_that_the_database_did_not_log_is_not_taken_for_a_text(bytes_: b
         (event("d", None, None), "no id in 'before', expected the key"),
         (event("d", {"id": None, "item": "tea"}, None), "no id in 'before', expected the key"),
         (event("c", None, {"item": "tea"}), "no id in 'after', expected the key"),
+        (event("u", {"item": "tea"}, ROW), "no id in 'before', expected the key"),
+        *(
+            (
+                event(
+                    "c",
+                    None,
+                    {"id": 1, "long": microseconds},
+                    schema=[field("long", "int64", f"{DEBEZIUM}MicroTime")],
+                ),
+                "the column long is .* time of a day",
+            )
+            for microseconds in (-1, 86_400_000_000)
+        ),
         (event("u", ROW, None), "op 'u' has no row after it"),
         (event("c", None, {**ROW, "price": "AAAA", "at": 2**62}, schema=FIELDS), "the column at"),
         ("[1]", "Expected `object`"),

@@ -38,8 +38,26 @@ KINDS: dict[str, ChangeKind] = {
 }
 """Kinds of changes by `op`."""
 
-UNAVAILABLE = ("__debezium_unavailable_value", "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==")
-"""What Debezium writes for a large value that the database did not log: as text, and as bytes."""
+_TEXT = "__debezium_unavailable_value"
+_BYTES = base64.b64encode(_TEXT.encode()).decode()
+_UUID = "b68a35a7-17ad-35b3-af2a-ae46edb4545a"  # Of the MD5 of the text.
+UNAVAILABLE: list[Any] = [
+    _TEXT,
+    _BYTES,
+    {_TEXT: _TEXT},
+    msgspec.json.encode({_TEXT: _TEXT}).decode(),
+    [_TEXT],
+    [_BYTES],
+    [_UUID],
+    list(_TEXT.encode()),
+]
+"""What Debezium writes for a large value that the database did not log: as text, as bytes, as
+hstore, and as arrays of texts, bytes, UUIDs and integers.
+"""
+_MARKS = [one.encode() for one in (_TEXT, _BYTES, _UUID, ",".join(map(str, _TEXT.encode())))]
+"""Parts of JSON of which a row with such a value has one."""
+
+DAY_US = 86_400_000_000
 
 Row = Callable[[Any], Any]
 """Makes a row of its JSON, or of a dict of values."""
@@ -132,7 +150,8 @@ class DebeziumJson(Format[Change[Any]]):
         elif after is None:
             raise ValueError(f"an event with op {message.op!r} has no row after it")
         else:
-            key = self._key(after if before is None else before, "after", kind)
+            row, part = (after, "after") if before is None else (before, "before")
+            key = self._key(row, part, kind)
         return Change(
             kind,
             _table(source),
@@ -150,7 +169,7 @@ class DebeziumJson(Format[Change[Any]]):
         if data == b"null":
             return None, ()
         make = self.row
-        if make is None or convert is not None or any(one.encode() in data for one in UNAVAILABLE):
+        if make is None or convert is not None or any(one in data for one in _MARKS):
             row = msgspec.json.decode(data, type=dict[str, Any])
             unchanged = tuple(name for name, value in row.items() if value in UNAVAILABLE)
             row = {name: value for name, value in row.items() if name not in unchanged}
@@ -223,6 +242,8 @@ def _moment(microseconds: int) -> datetime:
 
 
 def _time(microseconds: int) -> time:
+    if not 0 <= microseconds < DAY_US:
+        raise ValueError("expected a time of a day: a TIME of MySQL can be longer, or negative")
     return _moment(microseconds).time()
 
 
