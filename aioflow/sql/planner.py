@@ -304,7 +304,10 @@ class Planner:
             self._of_star(one.args["alias"], items): self._bind(one.this, scope) for one in replaced
         }
         made = [(name, values.get(name, one)) for name, one in items]
-        return [(name, one) for name, one in made if one is not None]
+        kept = [(name, one) for name, one in made if one is not None]
+        if items and not kept:
+            raise SqlError("* EXCEPT leaves out all columns; keep one", node)
+        return kept
 
     @staticmethod
     def _of_star(node: exp.Expr, items: list[tuple[str, exp.Expr]]) -> str:
@@ -326,9 +329,8 @@ class Planner:
         for name in ("grouping_sets", "cube", "rollup", "totals", "all"):
             if group.args.get(name):
                 what = name.replace("_", " ").upper()
-                raise SqlError(
-                    f"{what} is not supported; write one query for each and UNION ALL", group
-                )
+                instead = f"{what} (a, b)" if name in ("cube", "rollup") else "the columns"
+                raise SqlError(f"GROUP BY with {what} is not known; write {instead}", group)
         found = []
         for one in group.expressions:
             by_name = [

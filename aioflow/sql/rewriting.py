@@ -14,7 +14,7 @@ from typing import Any
 from sqlglot import exp
 
 from aioflow.sql.aggregates import is_aggregate
-from aioflow.sql.bound import conjuncts
+from aioflow.sql.bound import aggregates_in, conjuncts
 from aioflow.sql.errors import SqlError
 
 __all__ = ["HIDDEN", "STAYS", "distinct_of", "rewritten"]
@@ -158,6 +158,13 @@ def _keys(call: exp.Expr, negated: bool) -> tuple[exp.Select, list[exp.Expr]]:
                 "subquery",
                 query,
             )
+    for one in query.expressions:
+        if aggregates := aggregates_in(one):  # Of no rows, it is a row, too.
+            raise SqlError(
+                "an aggregate cannot stand in a query that names the outer one; join a subquery "
+                "with GROUP BY",
+                aggregates[0],
+            )
     query.set("expressions", [inner for inner, _ in pairs])
     return query, [outer for _, outer in pairs]
 
@@ -170,8 +177,7 @@ def _correlated(query: exp.Select) -> list[tuple[exp.Expr, exp.Expr]]:
     where = query.args.get("where")
     if where is None or query.args.get("from_") is None:
         return []
-    entries = [query.args["from_"].this, *(one.this for one in query.args.get("joins") or ())]
-    own = {one.alias_or_name.casefold() for one in entries}
+    own = _tables(query)
     pairs, kept = [], []
     for one in conjuncts(where.this):
         if not _outer_columns(one, own):
@@ -196,9 +202,18 @@ def _correlated(query: exp.Select) -> list[tuple[exp.Expr, exp.Expr]]:
     return pairs
 
 
+def _tables(query: exp.Select) -> set[str]:
+    """Returns the folded names of the tables in FROM of a query."""
+    entries = [query.args["from_"].this, *(one.this for one in query.args.get("joins") or ())]
+    return {one.alias_or_name.casefold() for one in entries}
+
+
 def _outer_columns(node: exp.Expr, own: set[str]) -> list[exp.Column]:
+    """Returns the columns of tables that neither are in `own`, nor in a query within `node`."""
+    within = [one for one in node.find_all(exp.Select) if one.args.get("from_")]
+    known = own.union(*map(_tables, within))
     columns = node.find_all(exp.Column)
-    return [one for one in columns if one.table and one.table.casefold() not in own]
+    return [one for one in columns if one.table and one.table.casefold() not in known]
 
 
 def _all(conditions: Iterable[exp.Expr]) -> exp.Expr:
@@ -218,7 +233,7 @@ def _without_sets(node: exp.Select, group: exp.Expr) -> exp.Query:
         for chosen in itertools.product(*map(_sets_of, parts))
     ]
     keys = list(dict.fromkeys(itertools.chain(*sets)))
-    queries = [_of_set(node, own, [one for one in keys if one not in own]) for own in sets]
+    queries = [_of_set(node, own, keys) for own in sets]
     made: exp.Query = queries[0]
     for one in queries[1:]:
         made = exp.Union(this=made, expression=one, distinct=False)
@@ -249,11 +264,30 @@ def _sets_of(node: exp.Expr) -> list[Keys]:
     return [(node.unnest(),)]
 
 
-def _of_set(node: exp.Select, keys: Keys, absent: Sequence[exp.Expr]) -> exp.Select:
-    """Returns the query grouped by `keys`, with NULL for the other keys."""
+def _unified(node: exp.Expr, tables: set[str]) -> exp.Expr:
+    """Returns a copy of an expression that equals those which name its columns in another way.
+
+    `tables` has the name of the table in FROM if it is the only one.
+    """
+
+    def plain(one: exp.Expr) -> exp.Expr:
+        if isinstance(one, exp.Column) and len(one.parts) == 2 and one.table.casefold() in tables:
+            one.set("table", None)
+        if isinstance(one, exp.Identifier):
+            return exp.Identifier(this=one.name if one.quoted else one.name.casefold())
+        return one
+
+    return node.copy().transform(plain, copy=False)
+
+
+def _of_set(node: exp.Select, keys: Keys, all_keys: Sequence[exp.Expr]) -> exp.Select:
+    """Returns the query grouped by `keys`, with NULL for the others of `all_keys`."""
+    tables = _tables(node) if node.args.get("from_") and not node.args.get("joins") else set()
+    given = [_unified(one, tables) for one in keys]
+    absent = [one for one in (_unified(one, tables) for one in all_keys) if one not in given]
 
     def nulled(one: exp.Expr) -> exp.Expr:
-        if one in absent:
+        if _unified(one, tables) in absent:
             return exp.Null()
         if is_aggregate(one):
             return one.copy()
@@ -265,7 +299,7 @@ def _of_set(node: exp.Select, keys: Keys, absent: Sequence[exp.Expr]) -> exp.Sel
                 made.set(name, [nulled(v) if isinstance(v, exp.Expr) else v for v in value])
         return made
 
-    for one in (*keys, *absent):
+    for one in all_keys:
         if isinstance(one, exp.Literal):
             raise SqlError("write the column itself in GROUPING SETS, not its position", one)
     made = node.copy()

@@ -552,10 +552,19 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
             "",
         ),
         (
+            "SELECT 1 FROM bids b WHERE EXISTS (SELECT max(1) FROM sellers s WHERE s.item = "
+            "b.item)",
+            "an aggregate cannot stand",
+            "max(1)",
+        ),
+        (
             "SELECT 1 FROM bids WHERE item IN (SELECT item, item FROM sellers)",
             "IN (SELECT ...) takes one column",
             "item IN (SELECT item, item FROM sellers)",
         ),
+        ("SELECT * EXCEPT (item) FROM (SELECT item FROM bids)", "leaves out all columns", "*"),
+        ("SELECT count(*) FROM bids GROUP BY item WITH ROLLUP", "write ROLLUP (a, b)", ""),
+        ("SELECT count(*) FROM bids GROUP BY ALL", "write the columns", ""),
         ("SELECT * EXCEPT (prize) FROM bids", "no column 'prize'; did you mean price?", "prize"),
         (
             "SELECT item, count(*) FROM bids GROUP BY ROLLUP (1)",

@@ -38,6 +38,11 @@ QUERIES = [
     "SELECT * FROM x AS p WHERE NOT EXISTS (SELECT 1 FROM y AS q WHERE p.i = q.i AND q.n > 1)",
     "SELECT id FROM x WHERE EXISTS (SELECT 1 FROM y WHERE x.i = y.i) AND NOT EXISTS (SELECT 1 "
     "FROM y WHERE x.s = y.s)",
+    "SELECT id FROM x AS p WHERE EXISTS (SELECT 1 FROM y WHERE y.i = p.i AND y.n IN (SELECT z.n "
+    "FROM y AS z WHERE z.b))",
+    "SELECT id FROM x WHERE n IN (SELECT n FROM y WHERE EXISTS (SELECT 1 FROM x AS z WHERE z.i = "
+    "y.i AND NOT z.b))",
+    "SELECT x.i, I + 1 AS k, S, COUNT(*) AS c FROM x GROUP BY ROLLUP (i, x.s) HAVING COUNT(*) > 0",
     "SELECT i, COALESCE(s, '-') AS s, SUM(i) AS t, COUNT(*) AS c FROM x GROUP BY ROLLUP (i, s) "
     "HAVING COUNT(*) > 1",
     "SELECT b, i, s, MAX(n) AS m FROM x GROUP BY b, GROUPING SETS ((i, s), s)",
