@@ -636,6 +636,8 @@ class Planner:
         ]
         if identity is None or missing:
             lacks = f"the columns must have {', '.join(missing)}" if missing else relation.lacks
+            if any(one.startswith(HIDDEN) for one in missing):  # Of QUALIFY.
+                lacks = "the columns must have the rank, as ROW_NUMBER() OVER (...) AS place"
             return None, lacks
         if identity:
             return tuple(moved[key] for key in identity), ""

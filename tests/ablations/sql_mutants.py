@@ -98,6 +98,20 @@ SQL_MUTANTS: list[Mutant] = [
         (_QUERIES + "test_clauses_that_become_others_give_what_duckdb_gives",),
     ),
     Mutant(
+        "EXISTS of an aggregate needs a row",
+        "aioflow/sql/rewriting.py",
+        "        if aggregates := aggregates_in(one):",
+        "        if aggregates := []:",
+        (_PLANNER + "test_a_query_is_refused_at_its_place",),
+    ),
+    Mutant(
+        "a table of a query within the query of IN is taken for one of the outer query",
+        "aioflow/sql/rewriting.py",
+        "    known = own.union(*map(_tables, within))\n",
+        "    known = own\n",
+        (_QUERIES + "test_clauses_that_become_others_give_what_duckdb_gives",),
+    ),
+    Mutant(
         "* shows the column of the query of IN",
         "aioflow/sql/planner.py",
         "        of = tuple(one for one in of if not one.alias.startswith(HIDDEN))\n",

@@ -506,6 +506,10 @@ def test_a_query_that_is_restored_in_its_midst_gives_the_same_changes(query: str
         ("SELECT count(*) AS n FROM bids GROUP BY item", "the columns must have item"),
         (f"SELECT n FROM ({COUNTS})", "the columns must have item"),
         (
+            "SELECT * FROM bids QUALIFY ROW_NUMBER() OVER (ORDER BY price) <= 2",
+            "the columns must have the rank",
+        ),
+        (
             RANKED.format(columns="item, price", order="price", limit="place <= 2"),
             "the columns must have place",
         ),
