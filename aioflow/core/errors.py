@@ -163,8 +163,8 @@ class RescaleError(JobError):
 
 
 class CancellationTimeout(AioflowError):
-    """A function did not end within `cancellation_timeout` after it was cancelled, or its `close()`
-    took too long. Names the operator and where its code waits.
+    """A function, or its `close()`, did not end within `cancellation_timeout` after it was
+    cancelled. Names the operator and where its code waits.
 
     Let CancelledError pass: code that catches it has to raise it again.
     """

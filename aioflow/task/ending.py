@@ -263,8 +263,9 @@ class EndWatch:
         *,
         is_cut_short: bool,
         is_source: bool = False,
-    ) -> CancellationTimeout | None:
-        """Runs `closing`, which closes the function at `place`. Returns an error if it is cut off.
+    ) -> TimeoutError | CancellationTimeout | None:
+        """Runs `closing`, which closes the function at `place`. Returns an error if it is cut off:
+        a CancellationTimeout only if the code goes on after its cancellation.
 
         A task that failed or was cancelled (`is_cut_short`), also meanwhile, gives it the timeout
         of cancellation, and one whose stream has ended at least CLEANUP_TIMEOUT_S. Then it is
@@ -287,14 +288,16 @@ class EndWatch:
             await wait_all([task], timeout_s=timeout_s)
         if task.done():
             return None
-        error = _logged(
+        told = (
             f"{place} did not end within {timeout_s:g} s in task {self._name}: give what it awaits "
             f"a timeout, or raise cancellation_timeout=. It waits here:{_stacks([task])}"
         )
         end_task(task)
-        if not await wait_all([task], timeout_s=CANCEL_GRACE_S):
-            self.found(error)
-            await _close_by_force(task, f"task {self._name} abandons {place}")
+        if await wait_all([task], timeout_s=CANCEL_GRACE_S):
+            return TimeoutError(told)
+        error = _logged(told)
+        self.found(error)
+        await _close_by_force(task, f"task {self._name} abandons {place}")
         return error
 
     def _held_by(self) -> Sequence[asyncio.Task[Any]]:

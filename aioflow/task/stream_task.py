@@ -37,6 +37,7 @@ from aioflow.core.errors import (
     JobNotRunning,
     ProducerFailed,
     has_place,
+    message_of,
 )
 from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.core.user_code import spell_stack, take_back_cancellation, user_error
@@ -377,7 +378,10 @@ class StreamTask:
             for error in errors:
                 if not isinstance(error, CancellationTimeout):  # Its log says more.
                     logger.warning(
-                        "%s: closing failed after it was cancelled: %r", self.name, error
+                        "%s: closing failed after it was cancelled: %s: %s",
+                        self.name,
+                        type(error).__name__,
+                        message_of(error),
                     )
             if errors:
                 self.closing_error = errors[0]

@@ -819,7 +819,9 @@ async def test_a_savepoint_that_does_not_hold_all_that_was_put_says_so(
     async with flow.run(checkpoints=store, every="1h", timeout="1ms") as job:
         await job.input(events).put_many(range(1000))
         asked = asyncio.ensure_future(job.savepoint())
-        await eventually(lambda: "put into 'orders': they were not read within timeout='1ms'" in caplog.text)
+        await eventually(
+            lambda: "put into 'orders': they were not read within timeout='1ms'" in caplog.text
+        )
         going_on.set()
         await asyncio.gather(asked, return_exceptions=True)
         await job.cancel()

@@ -724,11 +724,12 @@ async def test_close_that_does_not_end_fails_the_job_by_name_and_closes_the_othe
                 await job.cancel()
             else:
                 await job.wait()
-    except (af.CancellationTimeout, ZeroDivisionError) as caught:
+    except (af.CancellationTimeout, TimeoutError, ZeroDivisionError) as caught:
         error = caught
     told = "close() of operator 'hangs', subtask 1/1 did not end within"
-    assert told in caplog.text
-    assert f"{end.__name__}.__call__ (api/test_user_code_cancels.py:" in caplog.text, "its stack"
+    said = f"{caplog.text}\n{error}"
+    assert told in said
+    assert f"{end.__name__}.__call__ (api/test_user_code_cancels.py:" in said, "its stack"
     assert closed == ["ahead"], "the operator ahead of it is closed all the same"
     if how == "cancelled" and end is Sleeps:
         assert job.status is af.JobStatus.CANCELED, "its cancellation has ended it"
@@ -738,8 +739,28 @@ async def test_close_that_does_not_end_fails_the_job_by_name_and_closes_the_othe
         assert told in "".join(error.__notes__)
     else:
         assert job.status is af.JobStatus.FAILED
-        assert isinstance(error, af.CancellationTimeout)
+        assert type(error) is (TimeoutError if end is Sleeps else af.CancellationTimeout)
         assert told in str(error)
+
+
+async def test_close_that_is_cut_off_at_the_end_of_a_stream_lets_the_job_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As any error of `close()`: no code of the first attempt goes on."""
+    monkeypatch.setattr("aioflow.task.ending.CLEANUP_TIMEOUT_S", 0.05)
+    misdeed, tries = Sleeps(), 0
+
+    async def hang_once() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            await misdeed()
+
+    flow = af.Flow("f")
+    flow.source(VALUES).map(Closes(hang_once)).sink(print)
+    async with asyncio.timeout(60):
+        result = await flow.execute(cancellation_timeout="50ms", restart=af.fixed_delay(1, "1ms"))
+    assert (result.restarts, tries) == (1, 2)
 
 
 async def test_close_has_the_timeout_of_cancellation_once_the_job_is_cancelled() -> None:
