@@ -51,22 +51,34 @@ def _name(name: str) -> exp.Identifier:
 
 
 def _without_qualify(node: exp.Select) -> exp.Select:
-    """Returns the query with QUALIFY as WHERE around a subquery, which computes the OVER in it."""
+    """Returns the query with QUALIFY as WHERE around a subquery, which computes the OVER in it.
+
+    The subquery also selects the columns of QUALIFY that SELECT leaves out.
+    """
     inner = node.copy()
     condition = inner.args["qualify"].this
     inner.set("qualify", None)
     distinct = inner.args.get("distinct")
     inner.set("distinct", None)
+    selected = {one.alias_or_name.casefold() for one in inner.expressions}
+    has_star = any(one.is_star for one in inner.expressions)
+    moved = list(condition.find_all(exp.Window))
+    moved += [
+        one
+        for one in condition.find_all(exp.Column)
+        if one.find_ancestor(exp.Window) is None
+        and (one.table or not (has_star or one.name.casefold() in selected))
+    ]
     names = []
-    for number, over in enumerate(list(condition.find_all(exp.Window))):
+    for number, part in enumerate(moved):
         name = f"{HIDDEN}q{number}"
         names.append(name)
-        inner.append("expressions", exp.Alias(this=over.copy(), alias=_name(name)))
+        inner.append("expressions", exp.Alias(this=part.copy(), alias=_name(name)))
         column = exp.Column(this=_name(name))
-        if over is condition:
+        if part is condition:
             condition = column
         else:
-            over.replace(column)
+            part.replace(column)
     star = exp.Star(except_=[exp.Column(this=_name(name)) for name in names]) if names else None
     source = exp.Subquery(this=inner, alias=exp.TableAlias(this=_name("qualified")))
     return _select([star or exp.Star()], source, where=exp.Where(this=condition), distinct=distinct)
