@@ -278,7 +278,7 @@ async def test_the_handle_refuses_what_spark_cannot_tell(on: af.Spark) -> None:
     counts = flow.source([1, 2]).key_by(abs).count()
     counts.sink(af.io.blackhole())
     async with flow.run(on=on) as job:
-        with pytest.raises(af.GraphError, match="shows no state of a running job"):
+        with pytest.raises(af.GraphError, match="nothing can be seen before it is through"):
             job.subscribe(counts)
         with pytest.raises(af.GraphError, match="cannot be read: job 'handle' runs on Spark"):
             job.state(counts)
