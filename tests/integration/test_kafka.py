@@ -526,6 +526,7 @@ async def test_brokers_that_are_away_lose_and_double_nothing_that_is_read(
     reader: Any = source.reader(ctx)
     await reader.open(await source.discover())
     assert await take(reader, 1) == [1]
+    caplog.clear()  # A topic that was just made is unknown to a broker for a while.
     cluster.pause()
     try:
         waiting = asyncio.create_task(next_batch(reader))
@@ -539,7 +540,8 @@ async def test_brokers_that_are_away_lose_and_double_nothing_that_is_read(
     finally:
         cluster.resume()
     await produced(cluster, name, [(0, b"2"), (0, b"3")])
-    assert [*(await waiting or []), *await take(reader, 1)][:2] == [2, 3]
+    found = [*(await waiting or [])]  # Both, if they came in one fetch.
+    assert [*found, *await take(reader, 2 - len(found))] == [2, 3]
     await reader.close()
 
 
