@@ -415,13 +415,17 @@ class ProcessOperator(Operator):
         for value, key in zip(values, keys):  # noqa: B905
             keyed.current_key = key
             result = call(value, context)
-            if result is not None:
-                for made in (
-                    result
-                    if type(result) in plain
-                    else elements_of(result, self._described(self._input))
-                ):
-                    append(made)
+            if result is None:
+                continue
+            if type(result) is list and len(result) > FEW_RESULTS:
+                out.extend(result)
+                continue
+            for made in (
+                result
+                if type(result) in plain
+                else elements_of(result, self._described(self._input))
+            ):
+                append(made)
 
     def _given(self, rows: Rows, watermark: int) -> RecordBatch:
         """Returns `rows` as a batch with `watermark`, which the next operator then knows."""
