@@ -131,7 +131,8 @@ class JobCheckpoints:
         self._instructions: deque[Instruction] = deque()
         self._carrying_out = False
         self._beside: dict[asyncio.Task[None], None] = {}
-        """Writes and deletions in progress."""
+        """Writes, deletions and a warning in progress."""
+        self._warning: asyncio.Task[None] | None = None
         self._lease: FlowLease | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._numbers = itertools.count(1)
@@ -296,7 +297,7 @@ class JobCheckpoints:
         now_s = self._host.clock.monotonic()
         if now_s - self._swept_s >= GRACE_MS / 1000:  # No file can be old enough before that.
             self._swept_s = now_s
-            self._begin(self._sweep_state(), f"sweep of the state of job {self._job_id}")
+            _ = self._begin(self._sweep_state(), f"sweep of the state of job {self._job_id}")
         return point
 
     async def _sweep_state(self) -> None:
@@ -540,7 +541,9 @@ class JobCheckpoints:
                 for attempt in attempts:
                     self._tasks.trigger_checkpoint(attempt, barrier)
             case Store(checkpoint):
-                self._begin(self._store(checkpoint), f"store checkpoint {checkpoint.checkpoint_id}")
+                _ = self._begin(
+                    self._store(checkpoint), f"store checkpoint {checkpoint.checkpoint_id}"
+                )
             case NotifyComplete(checkpoint_id):
                 logger.info("job %r: checkpoint %d is complete", self._graph.name, checkpoint_id)
                 if self._tasks is not None:
@@ -560,7 +563,7 @@ class JobCheckpoints:
                         self._job_id, checkpoint_id, latest_completed
                     )
             case Discard():
-                self._begin(self.store.discard(instruction), "delete checkpoints")
+                _ = self._begin(self.store.discard(instruction), "delete checkpoints")
             case FailJob(error, for_good):
                 (self._on_lost if for_good else self._on_fail)(error)
             case Answer(number, checkpoint, error):
@@ -568,7 +571,8 @@ class JobCheckpoints:
             case WakeAt(at_s):
                 self._wake_at(at_s)
             case WarnBehind():
-                self._begin(self._warn_behind(instruction), "warn of a late checkpoint")
+                name = "warn of a late checkpoint"
+                self._warning = self._begin(self._warn_behind(instruction), name)
 
     async def _warn_behind(self, late: WarnBehind) -> None:
         """Logs that a checkpoint is late, in which phase it is, and what its task does."""
@@ -622,17 +626,21 @@ class JobCheckpoints:
         else:
             waiting.set_exception(self._not_running() if self._over or error is None else error)
 
-    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._beside[task] = None
         task.add_done_callback(self._ended)
+        return task
 
     async def _nothing_beside(self) -> None:
-        """Waits until all background work has ended.
+        """Waits until all background work has ended. A warning is given up: it may wait for a task
+        that does not answer.
 
         A task that has just ended stays listed until the loop runs its callback. Waiting for such a
         task would return at once, and the loop would never run.
         """
+        if self._warning is not None:
+            self._warning.cancel()
         while under_way := [task for task in self._beside if not task.done()]:
             await wait_all(under_way)
 

@@ -101,6 +101,26 @@ JOB_MUTANTS: list[Mutant] = [
         (CANCELS + "test_close_that_does_not_end_fails_the_job_by_name_and_closes_the_others",),
     ),
     Mutant(
+        "a restart waits for a task that does not say what a late checkpoint waits for",
+        "aioflow/cluster/job_checkpoints.py",
+        "            self._warning.cancel()\n",
+        "            pass\n",
+        (
+            "tests/cluster/test_job_checkpoints.py::"
+            "test_a_task_that_does_not_say_what_it_waits_for_holds_up_no_restart",
+        ),
+    ),
+    Mutant(
+        "a job does not restart after a close() that was cut off at the end of its stream",
+        "aioflow/task/ending.py",
+        "            return TimeoutError(told)\n",
+        "            return _logged(told)\n",
+        (
+            "tests/api/test_user_code_cancels.py::"
+            "test_close_that_is_cut_off_at_the_end_of_a_stream_lets_the_job_restart",
+        ),
+    ),
+    Mutant(
         "the warning about a late checkpoint does not ask the task that it waits for",
         "aioflow/checkpoint/coordinator.py",
         "next(iter(pending.waiting), None),",

@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from aioflow.checkpoint.instructions import CheckpointSettings, WarnBehind
+from aioflow.cluster import job_checkpoints
 from aioflow.cluster.job_checkpoints import JobCheckpoints
 from aioflow.core.host import Host
 from aioflow.core.system_host import SystemHost
@@ -88,6 +89,29 @@ def test_state_that_killed_tasks_left_goes_with_a_later_restart() -> None:
         await checkpoints.close(finished=False)
 
     simulate(main, 1)
+
+
+async def test_a_task_that_does_not_say_what_it_waits_for_holds_up_no_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_checkpoints, "ANSWER_S", 3600.0)
+    checkpoints = job("memory://no-answer")
+    await checkpoints.open()
+    tasks, asked = AsyncMock(), asyncio.Event()
+
+    async def hang(*_: object) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    tasks.describe_checkpoint.side_effect = hang
+    checkpoints._tasks = tasks
+    late = WarnBehind(1, 6_000, 2_000, "op (1/1)", ExecutionAttemptId("0" * 32, 0, 0, 0))
+    checkpoints._carry_out([late])
+    async with asyncio.timeout(30):
+        await asked.wait()
+        await checkpoints._nothing_beside()
+    await checkpoints.close(finished=False)
 
 
 async def test_a_task_that_cannot_say_what_it_waits_for_does_not_fail_its_job(
