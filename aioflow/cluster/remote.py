@@ -256,6 +256,7 @@ class RemoteRun(RunningJob):
         self.job_master.submitted(self._ask, self._call)
 
     async def _attach(self) -> None:
+        """Attaches to the job at the present leader. Submits a job that no leader has taken yet."""
         location, taps = await self._home.open(), self._home.told_taps()
         try:
             await self._client.attach(self.job_id, location=location, taps=taps)

@@ -222,8 +222,9 @@ class ClusterClient:
     async def submit(self, job_id: str, job: Submission, timeout_s: float) -> None:
         """Submits a job. On return it is stored and runs.
 
-        If the leader goes away meanwhile, the next leader gets the job, which it refuses if it has
-        it already. It looks for a next leader for `timeout_s`.
+        If the leader goes away meanwhile, the job is submitted to the next leader under the same
+        id. A leader that has the job already refuses it, and that counts as success. The search for
+        a leader ends after `timeout_s` seconds, with the error of the last try.
         """
         deadline = self._host.clock.monotonic() + timeout_s
         may_be_known = False
@@ -251,12 +252,13 @@ class ClusterClient:
 
         Returns the token of its JobMaster.
         """
-        return await self._submit(job_id, job, True, location, taps)
+        return await self._submit(job_id, job, attach=True, location=location, taps=taps)
 
     async def _submit(
         self,
         job_id: str,
         job: Submission,
+        *,
         attach: bool = False,
         location: str = "",
         taps: dict[int, tuple[TapPlace, bool]] | None = None,

@@ -59,7 +59,7 @@ RECORD_BYTES_MAX = 64 << 20
 """Maximum size of one batch over all its frames. A larger record cannot be sent."""
 
 UNTOLD_BATCHES_MAX = 2
-"""Maximum number of batches that are taken over before a report, whatever the credit.
+"""Maximum number of batches that are taken over before a report. More credit does not raise it.
 
 The producer counts each of them among its few queued batches.
 """

@@ -128,7 +128,7 @@ class Shared:
     source and split.
     """
     is_calm: Callable[[], bool] = lambda: False
-    """Whether the faults are over: an endless function that nobody has cancelled returns then."""
+    """Whether the faults are over. An endless function that was not cancelled then returns."""
     closed_by_force: int = 0
     """Number of endless functions that were cancelled in vain and then closed."""
     is_over: Callable[[], bool] = lambda: False

@@ -126,7 +126,7 @@ RESCALE = "rescale"
 RESCALED_EVERY = 12
 
 ENDLESS_EVERY = 16
-"""Functions that go on for ever strike in one seed of so many."""
+"""One seed in `ENDLESS_EVERY` has functions that go on for ever."""
 
 CANCELLATION_S = 0.05
 """How long they may take to end there."""
