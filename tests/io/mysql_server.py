@@ -63,19 +63,22 @@ def mysql_server(*options: str) -> Iterator[MysqlServer]:
         if os.geteuid() == 0:  # The server warns of root, and may refuse it.
             shutil.chown(directory, "nobody", "nogroup")
             as_user = ["--user=nobody"]
-        subprocess.run(
+        # A server that starts deletes the temporary tables of another server in the same directory.
+        common = ["--no-defaults", f"--datadir={directory}/data", f"--tmpdir={directory}"]
+        done = subprocess.run(
             [
-                program("mariadb-install-db"), "--no-defaults", f"--datadir={directory}/data",
+                program("mariadb-install-db"), *common,
                 "--auth-root-authentication-method=normal", "--skip-test-db", *as_user,
             ],
-            check=True,
+            check=False,
+            capture_output=True,
+            text=True,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
             timeout=100,
         )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
         command = [
-            mariadbd, "--no-defaults", f"--datadir={directory}/data",
+            mariadbd, *common,
             f"--socket={directory}/socket", f"--port={port}", "--bind-address=127.0.0.1",
             f"--pid-file={directory}/pid", "--innodb-flush-log-at-trx-commit=2",
             "--innodb-buffer-pool-size=64M", *as_user, *options,
