@@ -78,8 +78,11 @@ class JobManagerOptions:
     it fails with NoResourceAvailable.
     """
     lease: LeaseOptions = field(
-        default_factory=lambda: LeaseOptions(lease_s=5.0, renew_s=1.0, stop_s=1.0)
+        default_factory=lambda: LeaseOptions(lease_s=15.0, renew_s=2.0, stop_s=3.0)
     )
+    """A disk that stalls for ten seconds must not cost the leader its lease: each job of the
+    cluster would restart. Kubernetes elects leaders with the same durations.
+    """
     heartbeat: HeartbeatOptions = field(default_factory=HeartbeatOptions)
 
 

@@ -39,7 +39,7 @@ __all__ = ["RemoteCluster", "RemoteRun"]
 
 logger = logging.getLogger(__name__)
 
-RETURN_TIMEOUT_S = 30.0
+RETURN_TIMEOUT_S = 60.0
 """How long a run looks for the next leader after it lost its JobManager: several leases."""
 
 REFRESH_S = 5.0

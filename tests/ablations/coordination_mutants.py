@@ -323,6 +323,13 @@ COORDINATION_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a disk that stalls for ten seconds costs a JobManager its lease",
+        "aioflow/cluster/jobmanager.py",
+        "LeaseOptions(lease_s=15.0, renew_s=2.0, stop_s=3.0)",
+        "LeaseOptions(lease_s=5.0, renew_s=1.0, stop_s=1.0)",
+        ("tests/cluster/test_leadership.py::test_failed_renewals_are_made_up_for",),
+    ),
+    Mutant(
         "a standby that is told to end goes on contending",
         "aioflow/cluster/leadership.py",
         "            while not given_up.is_set():\n",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aioflow.checkpoint.lease import KEPT, LeaseInfo, LeaseOptions, current_holder
+from aioflow.cluster.jobmanager import JobManagerOptions
 from aioflow.cluster.leadership import DirectoryLeases, LeaderElection, Leadership
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.errors import RestoreError, StaleLeader
@@ -284,7 +285,14 @@ def test_a_leader_that_finds_another_stops_and_does_not_renew_on_top_of_it() -> 
     assert simulate(main, 9).errors == []
 
 
-def test_one_failed_renewal_is_made_up_for() -> None:
+@pytest.mark.parametrize(
+    ("options", "stall_s"),
+    [(OPTIONS, 1.5), (JobManagerOptions(data="").lease, 9.5)],
+    ids=["short", "JobManager"],
+)
+def test_failed_renewals_are_made_up_for(options: LeaseOptions, stall_s: float) -> None:
+    """A leader keeps its lease while the disk stalls for less than the lease lasts."""
+
     async def main(host: SimulatedHost) -> None:
         leases, led = MemoryLeases(), []
 
@@ -293,14 +301,14 @@ def test_one_failed_renewal_is_made_up_for() -> None:
             await forever(leadership)
 
         task = asyncio.get_running_loop().create_task(
-            LeaderElection(host, leases, "me", OPTIONS).run(lead)
+            LeaderElection(host, leases, "me", options).run(lead)
         )
         await until(lambda: led)
         for _ in range(5):
             leases.broken = True
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(stall_s)
             leases.broken = False
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(stall_s)
         assert len(led) == 1
         assert led[0].is_valid
         await cancel_and_wait([task])
