@@ -801,7 +801,6 @@ print(json.dumps([[key_group(key, 128) for key in keys], sorted(rows), sorted(wo
 """
 
 
-@pytest.mark.hashseed
 def test_routes_are_the_same_under_every_hash_seed() -> None:
     """C6.5: key groups, the subtask that sees a key, and what it counts; the order between
     subtasks follows their measured slices.
