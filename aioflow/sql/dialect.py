@@ -100,6 +100,7 @@ class StreamingSql(Dialect):
             "BYTES": TokenType.VARBINARY,
             "TIMESTAMP_LTZ": TokenType.TIMESTAMPLTZ,
             "EXPLAIN": TokenType.DESCRIBE,
+            "MATCH_RECOGNIZE": TokenType.MATCH_RECOGNIZE,  # The planner refuses it by name.
         }
 
     class Parser(parser.Parser):
@@ -380,7 +381,7 @@ EMIT = re.compile(r"\bEMIT\b", re.IGNORECASE)
 def parse(text: str) -> list[exp.Expr]:
     """Returns the statements of `text`. Raises SqlError where the text cannot be read."""
     try:
-        return [one for one in StreamingSql().parse(text) if one is not None]
+        return [_with_maps(one) for one in StreamingSql().parse(text) if one is not None]
     except SqlError as error:
         error.text = text
         raise
@@ -397,6 +398,22 @@ def parse(text: str) -> list[exp.Expr]:
         start = error.start if error.start is not None else len(text) - 1
         wrong.span = (start, start + 1)
         raise wrong from None
+
+
+def _with_maps(statement: exp.Expr) -> exp.Expr:
+    """Marks the word of each MAP['key', value, ...] as no column: sqlglot reads it as an index."""
+    for node in statement.find_all(exp.Bracket):
+        word = node.this
+        if (
+            isinstance(word, exp.Column)
+            and word.name.upper() == "MAP"
+            and not (word.table or word.this.args.get("quoted"))
+            and len(node.expressions) % 2 == 0
+        ):
+            marked = exp.Var(this=word.name)
+            marked.meta.update(word.this.meta)
+            node.set("this", marked)
+    return statement
 
 
 def _unreadable(text: str, error: ParseError) -> SqlError:

@@ -105,15 +105,15 @@ class Joins:
         if join.side and not changes and not self._updates:
             if join.this.alias_or_name.startswith(HIDDEN):
                 raise SqlError(
-                    "rows of NOT EXISTS change when the inner query gets a row; give updates=True "
-                    "for a stream of the changes, or LEFT JOIN a bounded table and write WHERE t.x "
-                    "IS NULL",
+                    "rows of NOT EXISTS change when the inner query gets a row; give "
+                    'updates="changes" for a stream of the changes, or LEFT JOIN a bounded table '
+                    "and write WHERE t.x IS NULL",
                     join,
                 )
             raise SqlError(
-                f"a {join.side} JOIN of whole streams corrects its results; give updates=True for "
-                "a stream of the corrections, join on window_start and window_end, or join a "
-                "bounded table",
+                f"a {join.side} JOIN of whole streams corrects its results; give "
+                'updates="changes" for a stream of the corrections, join on window_start and '
+                "window_end, or join a bounded table",
                 join,
             )
         if not split.equal:

@@ -142,7 +142,7 @@ class _Compiler:
         return self._field(self.compile(node.this), node.expression.name, node)
 
     def bracket(self, node: exp.Bracket) -> Scalar:
-        if node.this.name.upper() == "MAP" and len(node.expressions) % 2 == 0:
+        if isinstance(node.this, exp.Var):  # MAP['key', value, ...]
             keys, given = node.expressions[::2], node.expressions[1::2]
             names = tuple(str(self.compile(key).constant) for key in keys)
             expressions, kind, _ = self._unified(list(map(self.compile, given)), node)

@@ -239,7 +239,7 @@ class Script(Planner):
         if not isinstance(last, exp.Query):
             raise SqlError("this statement cannot run as a stream; write a SELECT", last)
         relation = self.query(last)
-        self._refuse_clock(relation)
+        self._refuse_clock(relation, last)
         updates = self.compiler.updates
         if relation.changes and not updates:
             raise SqlError("the rows of this query change; give updates=True", last)
@@ -297,7 +297,7 @@ class Script(Planner):
     def _shown(self, node: exp.Query) -> DataStream[Any]:
         """Returns the rows of a SELECT with times as texts."""
         relation = self.query(node)
-        self._refuse_clock(relation)
+        self._refuse_clock(relation, node)
         texts = {
             field.key: v.apply(
                 v.date_text if field.type == DATE else v.time_text, relation.column(field.key)
@@ -321,12 +321,13 @@ class Script(Planner):
         return plan.text or explain_graph(flow.job_graph())
 
     @staticmethod
-    def _refuse_clock(relation: Relation) -> None:
+    def _refuse_clock(relation: Relation, query: exp.Query) -> None:
         for field in relation.fields:
             if field.key in relation.clock:
                 raise SqlError(
                     f"{field.name} is PROCTIME(), which only windows and AS OF can use; leave it "
-                    "out of SELECT"
+                    "out of SELECT",
+                    query,
                 )
 
     def _insert(self, node: exp.Insert) -> str:
@@ -350,7 +351,7 @@ class Script(Planner):
             self.inserts.setdefault(table, []).append(table.written(self.query(query), node))
         except SqlError as error:
             told = re.sub(
-                r"give updates=True( for [^;,]*(, which replace each other)?)?",
+                r'give updates=(?:True|"changes")(?: for [^;,]*(?:, which replace each other)?)?',
                 "INSERT INTO a table with PRIMARY KEY, whose rows it replaces",
                 error.message,
             )

@@ -174,6 +174,12 @@ async def test_windows_without_groups_are_fields_of_each_row() -> None:
     assert await rows_of(again) == [(-10_000, 3), (0, 4), (10_000, 1)]
 
 
+async def test_a_map_is_made_of_keys_and_columns() -> None:
+    assert await rows_of("SELECT MAP['a', price, 'b', 2]['a'] AS x, MAP['k', item] FROM bids") == [
+        *sorted(((row["price"], {"k": row["item"]}) for row in BIDS), key=repr)
+    ]
+
+
 async def test_having_and_a_column_of_group_by_may_be_expressions() -> None:
     rows = await rows_of(
         f"""SELECT UPPER(item) AS name, sum(price) * 2 + 1 AS twice FROM {WINDOW}
@@ -520,10 +526,14 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
         ),
         (
             "SELECT 1 FROM bids b WHERE NOT EXISTS (SELECT 1 FROM sellers s WHERE s.item = b.item)",
-            "rows of NOT EXISTS change",
+            'rows of NOT EXISTS change when the inner query gets a row; give updates="changes"',
             "",
         ),
-        ("SELECT * FROM bids LEFT JOIN sellers ON bids.item = sellers.item", "whole streams", ""),
+        (
+            "SELECT * FROM bids LEFT JOIN sellers ON bids.item = sellers.item",
+            'a LEFT JOIN of whole streams corrects its results; give updates="changes"',
+            "",
+        ),
         ("SELECT 1 FROM bids a JOIN bids b ON a.ts < b.ts", "needs an equality", ""),
         (
             "SELECT 1 FROM bids WHERE item IN (SELECT item FROM sellers) OR price > 3",
@@ -609,7 +619,13 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
         ("SELECT 1 FROM TUMBLE(bids, ts)", "TUMBLE lacks SIZE", "TUMBLE"),
         ("SELECT 1 FROM TABLE(TUMBEL(TABLE bids))", "TABLE(...) takes TUMBLE", "TUMBEL"),
         ("INSERT INTO x SELECT * FROM bids", "INSERT is not supported", ""),
-        ("SELECT PROCTIME() AS p FROM bids", "which only windows and AS OF can use", ""),
+        ("SELECT PROCTIME() AS p FROM bids", "which only windows and AS OF can use", "PROCTIME"),
+        (
+            "SELECT * FROM bids MATCH_RECOGNIZE (PARTITION BY item ORDER BY ts "
+            "MEASURES A.price AS p ONE ROW PER MATCH PATTERN (A) DEFINE A AS A.price > 1)",
+            "MATCH_RECOGNIZE is not supported; use process()",
+            "item",
+        ),
         ("SELECT item FROM bids; SELECT 1", "CREATE VIEW", ""),
         ("", "empty text", ""),
     ],
