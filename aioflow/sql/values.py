@@ -180,9 +180,10 @@ def mean(values: list[Any]) -> Any:
 
 
 def median(values: list[Any]) -> Any:
+    """Returns the median. That of ints is a float, as their mean is."""
     ordered = sorted(values)
     half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else mean(ordered[half - 1 : half + 1])
+    return mean(ordered[half - 1 + len(ordered) % 2 : half + 1])
 
 
 @_operation(arrays=_absolutes)

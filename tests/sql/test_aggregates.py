@@ -190,6 +190,13 @@ def test_first_and_last_value_are_by_arrival_and_skip_nulls() -> None:
     assert computed(compiled("EVERY(b)"), [{"b": True}, {"b": None}]) is True
 
 
+def test_a_median_of_ints_is_always_a_float() -> None:
+    for distinct in ("", "DISTINCT "):
+        made = compiled(f"MEDIAN({distinct}i)")
+        found = [computed(made, [{"i": one} for one in some]) for some in ([3], [3, 4], [1, 9, 4])]
+        assert list(map(repr, found)) == ["3.0", "3.5", "4.0"]
+
+
 def test_equal_parts_are_computed_once() -> None:
     parts: dict[str, Any] = {}
     for text in ("SUM(i)", "COUNT(i)", "SUM(i)"):
