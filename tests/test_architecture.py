@@ -164,6 +164,12 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The tree of each module of the package, by its name."""
+    return {name_of(path): tree_of(path) for path in MODULES}
+
+
 def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
@@ -393,80 +399,80 @@ def test_contracts_see_a_planted_import(
     assert done.returncode == (0 if "0 broken" in verdict else 1)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_module_opens_no_file_of_its_own(path: Path) -> None:
-    if name_of(path) in OPEN_ALLOWED:
-        return
-    lines = list(calls_of(tree_of(path), "open"))
-    assert not lines, (
-        f"{name_of(path)} calls open() in lines {lines}; go through Host, which simulation replaces"
-    )
+def test_modules_open_no_files_of_their_own() -> None:
+    found = {
+        name: lines
+        for name, tree in trees().items()
+        if name not in OPEN_ALLOWED and (lines := list(calls_of(tree, "open")))
+    }
+    assert not found, "calls of open(), by line: go through Host, which simulation replaces"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_module_never_decides_by_hash(path: Path) -> None:
-    if name_of(path) in HASH_ALLOWED:
-        return
-    lines = list(calls_of(tree_of(path), "hash"))
-    assert not lines, (
-        f"{name_of(path)} calls hash() in lines {lines}; it differs by process, use core.keygroups"
-    )
+def test_modules_never_decide_by_hash() -> None:
+    found = {
+        name: lines
+        for name, tree in trees().items()
+        if name not in HASH_ALLOWED and (lines := list(calls_of(tree, "hash")))
+    }
+    assert not found, "calls of hash(), by line: it differs by process, use core.keygroups"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(tree_of(path)), (
-        f"{name_of(path)} has no docstring: what is it, and what does it keep?"
-    )
+def test_modules_say_what_they_are() -> None:
+    lacking = [name for name, tree in trees().items() if not ast.get_docstring(tree)]
+    assert not lacking, "no docstring: what is the module, and what does it keep?"
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if is_public(path)], ids=name_of)
-def test_public_module_lists_its_names(path: Path) -> None:
-    tree = tree_of(path)
-    if all(isinstance(node, ast.Expr) for node in tree.body):
-        return  # A package that only says what it is.
+def test_public_modules_list_their_names() -> None:
+    lacking = [
+        name_of(path) for path in MODULES if is_public(path) and not assigns_all(tree_of(path).body)
+    ]
+    assert not lacking, "a public module needs __all__"
+
+
+def assigns_all(body: list[ast.stmt]) -> bool:
+    """Returns whether the body of a module assigns `__all__`, or only says what the module is."""
+    if all(isinstance(node, ast.Expr) for node in body):
+        return True
     targets = [
         target.id
-        for node in tree.body
+        for node in body
         if isinstance(node, (ast.Assign, ast.AnnAssign))
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     ]
-    assert "__all__" in targets, f"{name_of(path)} is public and has no __all__"
+    return "__all__" in targets
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_module_holds_one_idea(path: Path) -> None:
-    if name_of(path) in LONG_ALLOWED:
-        return
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MODULE_LINES_MAX, (
-        f"{name_of(path)} has {lines} lines, expected <= {MODULE_LINES_MAX}: split it"
-    )
+def test_modules_hold_one_idea() -> None:
+    lines = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in MODULES}
+    long = {
+        name: count
+        for name, count in lines.items()
+        if count > MODULE_LINES_MAX and name not in LONG_ALLOWED
+    }
+    assert not long, f"split modules with more than {MODULE_LINES_MAX} lines"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_module_imports_modules_not_packages(path: Path) -> None:
-    if path.relative_to(PACKAGE).parts[0] in COMPOSITION_ROOTS:
-        return
-    found = list(package_imports(tree_of(path), path))
-    assert not found, (
-        f"{name_of(path)} imports through a package: {found}; name the module, which loads less"
-    )
+def test_modules_import_modules_not_packages() -> None:
+    found = {
+        name_of(path): imports
+        for path in MODULES
+        if path.relative_to(PACKAGE).parts[0] not in COMPOSITION_ROOTS
+        and (imports := list(package_imports(tree_of(path), path)))
+    }
+    assert not found, "imports through a package, by line: name the module, which loads less"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "core").rglob("*.py")), ids=name_of)
-def test_core_needs_nothing_but_the_standard_library_and_msgpack(path: Path) -> None:
+def test_core_needs_nothing_but_the_standard_library_and_msgpack() -> None:
     allowed = CORE_DEPENDENCIES | sys.stdlib_module_names
     found = [
-        (line, root)
-        for line, root, lazy in imported_roots(tree_of(path))
+        (name, line, root)
+        for name, tree in trees().items()
+        if name.startswith("core/")
+        for line, root, lazy in imported_roots(tree)
         if root not in allowed and not (lazy and root in CORE_LAZY_DEPENDENCIES)
     ]
-    assert not found, (
-        f"{name_of(path)} imports {found}; core may import {sorted(CORE_DEPENDENCIES)} and the "
-        "stdlib"
-    )
+    assert not found, f"core may import {sorted(CORE_DEPENDENCIES)} and the stdlib"
 
 
 def names_asked(tree: ast.Module) -> set[str]:
@@ -481,13 +487,12 @@ def names_asked(tree: ast.Module) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_optional_parts_have_defaults(path: Path) -> None:
-    names, _ = ASKED_BY_NAME.get(name_of(path), ("", ""))
-    found = names_asked(tree_of(path))
-    assert found == set(names.split()), (
-        f"{name_of(path)} asks for {sorted(found)}, expected {names.split()}: give the interface a "
-        "default and call it, or list a name of another library; strike out what is gone"
+def test_optional_parts_have_defaults() -> None:
+    asked = {name: found for name, tree in trees().items() if (found := names_asked(tree))}
+    listed = {name: set(names.split()) for name, (names, _) in ASKED_BY_NAME.items()}
+    assert asked == listed, (
+        "names that getattr and hasattr look up: give the interface a default and call it, or "
+        "list a name of another library; strike out what is gone"
     )
 
 
@@ -570,10 +575,10 @@ def test_check_for_named_files_leaves_other_words_alone() -> None:
 
 @cache
 def defined_names() -> frozenset[str]:
-    """Returns the names of the package and its tests: classes, functions, parameters, variables."""
+    """Returns the names of the package: classes, functions, parameters, variables."""
     found = set()
-    for path in [*MODULES, *(ROOT / "tests").rglob("*.py")]:
-        for node in ast.walk(tree_of(path)):
+    for tree in trees().values():
+        for node in ast.walk(tree):
             match node:
                 case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
                     found.add(name)
@@ -584,6 +589,14 @@ def defined_names() -> frozenset[str]:
                 case ast.keyword(arg=str(name)):
                     found.add(name)
     return frozenset(found)
+
+
+def is_of_tests(name: str) -> bool:
+    """Returns whether a test defines a class, function, parameter or variable of this name."""
+    defined = re.compile(rf"\b(?:(?:class|def) {name}\b|{name}\s*[:=])")
+    return any(
+        defined.search(path.read_text(encoding="utf-8")) for path in (ROOT / "tests").rglob("*.py")
+    )
 
 
 def named_objects(text: str) -> list[str]:
@@ -603,7 +616,8 @@ def named_objects(text: str) -> list[str]:
 def test_page_names_objects_that_exist(page: str) -> None:
     named = set(named_objects((ROOT / page).read_text(encoding="utf-8")))
 
-    lost = sorted(named - defined_names() - FOREIGN_NAMES)
+    unknown = sorted(named - defined_names() - FOREIGN_NAMES)
+    lost = [name for name in unknown if not is_of_tests(name)]
 
     assert not lost, f"{page} names {lost}, which nothing defines: renamed, or spelled wrongly?"
 
