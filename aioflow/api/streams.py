@@ -1715,7 +1715,7 @@ class IntervalJoin(HalfStream, Generic[K, T, U]):
 
         Their timestamp is the larger of the two elements' times.
         """
-        from aioflow.operators.join.joins import make_interval_join
+        from aioflow.operators.join.stream_joins import make_interval_join
 
         check_plain(fn, "process of interval_join", "left, right, ctx", "process_element")
         factory = partial(make_interval_join, fn, *self._bounds)

@@ -333,10 +333,14 @@ class ResumableOutput:
             add(value, timestamp, watermark)
         return self.room > 0
 
-    def add_all(self, values: Iterable[Any], count: int, timestamp: int, watermark: int) -> None:
+    def add_all(
+        self, values: Iterable[Any], count: int, timestamp: int | None, watermark: int
+    ) -> None:
         """Does the same as `add` for `count` results of the same instant."""
         if watermark > self.watermark:
             self.watermark = watermark
+        if timestamp is None and count:
+            self._timed = False
         self._values.extend(values)
         self._timestamps.extend(repeat(timestamp, count))
         self._watermarks.extend(repeat(self.watermark, count))
@@ -376,7 +380,8 @@ class ResumableOutput:
         # Results of elements without event time have no event time either.
         timed: Any = timestamps if self._timed else None
         self._values, self._timestamps, self._watermarks, self._timed = [], [], [], True
-        return RecordBatch(values, timed, None, watermarks, self.watermark)
+        marks = None if self.watermark == MIN_WATERMARK else watermarks
+        return RecordBatch(values, timed, None, marks, self.watermark)
 
 
 class UserFunction:

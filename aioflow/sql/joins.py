@@ -14,9 +14,10 @@ from typing import Any
 from sqlglot import exp
 
 import aioflow as af
-from aioflow.api.build import event_time_of
+from aioflow.api.build import OperatorOptions, Upstream, add_operator, event_time_of
 from aioflow.expressions.nodes import Expr
 from aioflow.expressions.rows import compile_predicate, compile_row
+from aioflow.operators.join.stream_joins import make_regular_join
 from aioflow.sql.bound import MIRRORED, Compiler
 from aioflow.sql.casts import Scalar
 from aioflow.sql.errors import SqlError
@@ -250,9 +251,17 @@ class Joins:
         require_ttl(self._ttl, self._flow, [left, right], "a join of whole streams", join)
         keys, others = self._keys_of(left, right, split.equal)
         left, right = _not_null(left, keys), _not_null(right, others)
-        both = left.stream.connect(right.stream)
-        both = both.key_by(_side_key(left, keys), _side_key(right, others))
-        stream = both.process(RegularJoin([self._ttl_of(left), self._ttl_of(right)]))
+        one = left.stream.key_by(_side_key(left, keys))
+        other = right.stream.key_by(_side_key(right, others))
+        node = add_operator(
+            self._flow.graph,
+            "join",
+            [one.upstreams, other.upstreams],
+            partial(make_regular_join, [self._ttl_of(left), self._ttl_of(right)]),
+            OperatorOptions(),
+            stateful=True,
+        )
+        stream: Any = af.DataStream(self._flow, [Upstream(node.id)])
         return self._rest(self._met(left, right, stream, {}), split.rest + split.times)
 
     def _changing(
@@ -320,29 +329,6 @@ class Joins:
         outer = join.side == "LEFT"
         stream: Any = left.stream.flat_map(partial(_found, index, of_left, predicate, outer))
         return _nullable(replace(met, stream=stream), left, right, (outer, False))
-
-
-class RegularJoin(af.KeyedCoProcessFunction[Any, Any, Any, Any]):
-    """Pairs each record with all records of the other side that have its key."""
-
-    def __init__(self, ttls: Sequence[Any]) -> None:
-        self._ttls = ttls
-
-    def open(self, ctx: af.RuntimeContext) -> None:
-        self._left: af.ListState[Any] = ctx.get_list_state(
-            af.ListStateDescriptor("left", ttl=self._ttls[0])
-        )
-        self._right: af.ListState[Any] = ctx.get_list_state(
-            af.ListStateDescriptor("right", ttl=self._ttls[1])
-        )
-
-    def process_element1(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
-        self._left.add(value)
-        return (af.Pair(value, other) for other in self._right.get())
-
-    def process_element2(self, value: Any, ctx: af.ProcessContext) -> Iterator[Any]:
-        self._right.add(value)
-        return (af.Pair(other, value) for other in self._left.get())
 
 
 # Conditions.

@@ -13,6 +13,8 @@ _JOIN_FLOWS = "tests/columns/test_join_flows.py"
 _TURNS = "tests/operators/test_column_join_turns.py"
 _WINDOW_TURNS = "tests/operators/test_column_window_turns.py"
 _SIDES = "aioflow/columns/hash_join.py"
+_STREAM_JOINS = "aioflow/operators/join/stream_joins.py"
+_PAIRS = "tests/operators/test_joins.py::test_a_checkpoint_amid_the_pairs_of_"
 _WINDOW_JOIN = "aioflow/operators/join/window_join.py"
 _LOCAL = "aioflow/operators/aggregate/local.py"
 _LOCAL_TESTS = "tests/operators/test_local_aggregate.py"
@@ -512,12 +514,43 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an interval join emits the pairs of an element again that a checkpoint had divided",
-        "aioflow/operators/join/joins.py",
-        "for i in partners[before:] if before else partners:",
-        "for i in partners:",
+        _STREAM_JOINS,
+        "first = max(first, end - left)",
+        "pass",
+        (f"{_PAIRS}an_interval_join_changes_nothing",),
+    ),
+    Mutant(
+        "a join of whole streams emits the pairs of an element again that a checkpoint had divided",
+        _STREAM_JOINS,
+        "partners = partners[max(0, len(partners) - left) :]",
+        "pass",
+        (f"{_PAIRS}whole_streams_changes_nothing",),
+    ),
+    Mutant(
+        "a join of whole streams counts emitted pairs from partners that have expired since",
+        _STREAM_JOINS,
+        "partners = partners[max(0, len(partners) - left) :]",
+        "partners = partners[7:]",
         (
             "tests/operators/test_joins.py::"
-            "test_a_checkpoint_amid_the_pairs_of_an_interval_join_changes_nothing",
+            "test_partners_that_expire_after_a_checkpoint_do_not_hide_later_ones",
+        ),
+    ),
+    Mutant(
+        "a piece of the pairs of an element begins with its first partner if all have room",
+        _STREAM_JOINS,
+        "if joined or size > room else",
+        "if size > room else",
+        (f"{_PAIRS}whole_streams_changes_nothing",),
+    ),
+    Mutant(
+        "a join of whole streams emits all pairs of an element at once",
+        _STREAM_JOINS,
+        "joined or size > room else",
+        "False else",
+        (
+            "tests/operators/test_joins.py::"
+            "test_pairs_behind_a_checkpoint_come_once_in_the_job_that_goes_on",
         ),
     ),
     Mutant(

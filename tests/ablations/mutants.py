@@ -230,7 +230,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an interval join forgets all that is over at one go",
-        "aioflow/operators/join/joins.py",
+        "aioflow/operators/join/stream_joins.py",
         "            self._clean(*timer)\n            out.tried()\n",
         "            self._clean(*timer)\n",
         (
@@ -240,7 +240,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an interval join copies what it holds of a key for each element that it forgets",
-        "aioflow/operators/join/joins.py",
+        "aioflow/operators/join/stream_joins.py",
         "        if 2 * gone >= len(times):\n",
         "        if gone:\n",
         (
@@ -250,7 +250,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an interval join keeps what is over of a key for as long as it holds anything of it",
-        "aioflow/operators/join/joins.py",
+        "aioflow/operators/join/stream_joins.py",
         "        if 2 * gone >= len(times):\n",
         "        if False:\n",
         (
@@ -260,14 +260,14 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "one element far ahead keeps all others of its key in an interval join",
-        "aioflow/operators/join/joins.py",
+        "aioflow/operators/join/stream_joins.py",
         "            if 2 * position <= len(times):  # The present timer",
         "            if False:  # The present timer",
         ("tests/operators/test_joins.py::test_elements_far_ahead_keep_no_others",),
     ),
     Mutant(
         "a timer of an interval join that drops nothing lets later elements into a snapshot",
-        "aioflow/operators/join/joins.py",
+        "aioflow/operators/join/stream_joins.py",
         "        held = buffer.peek().get(key)\n",
         "        held = buffer.of_replaced(None, key).get(key)\n",
         ("tests/operators/test_joins.py::test_a_snapshot_has_no_element_that_came_after_it",),

@@ -20,7 +20,12 @@ from aioflow.core.elements import (
 from aioflow.core.errors import GraphError, StateError
 from aioflow.core.functions import OutputTag, Pair
 from aioflow.operators import results
-from aioflow.operators.join.joins import FIRED, PARTLY_JOINED, CoGroupOperator, IntervalJoinOperator
+from aioflow.operators.join.joins import FIRED, CoGroupOperator
+from aioflow.operators.join.stream_joins import (
+    PARTLY_JOINED,
+    IntervalJoinOperator,
+    RegularJoinOperator,
+)
 from aioflow.operators.join.window_join import WindowJoinOperator
 from aioflow.operators.window.assigners import SlidingWindows, TumblingWindows, session, tumbling
 from aioflow.state.snapshot import InlineState
@@ -186,13 +191,78 @@ async def test_a_checkpoint_amid_the_pairs_of_an_interval_join_changes_nothing(
                 assert not context.keyed_state.table(table).namespaces(), f"seed {seed}"
 
 
+@pytest.mark.parametrize("first", range(0, 200, 50))
+async def test_a_checkpoint_amid_the_pairs_of_whole_streams_changes_nothing(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS_FIRST", 1)
+    for seed in range(first, first + 50):
+        draw = random.Random(seed)
+        parallelisms = draw.choice(PARALLELISMS)
+        steps = [
+            (draw.randint(0, 1), draw.choice("aab"), draw.randint(-12, 12))
+            for _ in range(draw.choice([10, 30, 60]))
+        ]
+        records = two_streams(steps, draw.choice([5, 40]), 0)
+        # The rest of several records cannot be given to other subtasks, see `test_column_joins`.
+        whole = batches(records, MAX_WATERMARK, 3 if max(parallelisms) == 1 else 1)
+        firing = range(1, len(whole) + 1)
+        rows, former = await in_parts(
+            draw, lambda: RegularJoinOperator([None, None]), whole, firing, parallelisms
+        )
+
+        expected, before = list[Any](), list[Any]()
+        for side, batch in whole:
+            for one in zip(batch.keys or (), batch.values, batch.timestamps or (), strict=True):
+                for other_side, other in before:
+                    if other_side != side and other[0] == one[0]:
+                        pair = (other, one) if side else (one, other)
+                        expected.append((Pair(pair[0][1], pair[1][1]), one[2]))
+                before.append((side, one))
+        assert sorted(rows) == sorted(expected), f"seed {seed}"
+        for context in former:
+            assert not context.keyed_state.table(PARTLY_JOINED).namespaces(), f"seed {seed}"
+
+
+async def test_partners_that_expire_after_a_checkpoint_do_not_hide_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(results, "RESULTS_FIRST", 1)
+    context, hot = Context(has_event_time=False), RecordBatch(["one"], None, ["k"])
+    join = await opened(RegularJoinOperator(["10ms", "10ms"]), context)
+    for now_ms, lefts in [(0, range(5)), (6, range(5, 10))]:
+        context.now_ms = now_ms
+        join.process_input(0, RecordBatch(list(lefts), None, ["k"] * 5))
+    context.now_ms = 8
+    rows = join.process_input(1, hot).values
+    while len(rows) < 7:
+        rows += join.resume(1).values
+    assert join.unprocessed().batch.values == ["one"]
+    join.snapshot_state(1)
+
+    context = Context(context, has_event_time=False, now_ms=12)
+    join = await opened(RegularJoinOperator(["10ms", "10ms"]), context)
+    rows += join.process_input(1, hot).values
+    while join.has_pending:
+        rows += join.resume(1).values
+    assert rows == [Pair(left, "one") for left in range(10)]
+
+
+async def test_pairs_without_event_time_have_no_times() -> None:
+    join = await opened(RegularJoinOperator([None, None]), Context(has_event_time=False))
+    join.process_input(0, RecordBatch([1, 2], None, ["k", "k"]))
+    out = join.process_input(1, RecordBatch([3], None, ["k"]))
+    assert (out.values, out.timestamps, out.watermarks) == ([Pair(1, 3), Pair(2, 3)], None, None)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: WindowJoinOperator(TumblingWindows(10), Pair),
         lambda: IntervalJoinOperator(lambda left, right, ctx: [Pair(left, right)], 0, 9),
+        lambda: RegularJoinOperator([None, None]),
     ],
-    ids=["window", "interval"],
+    ids=["window", "interval", "regular"],
 )
 async def test_pairs_behind_a_checkpoint_come_once_in_the_job_that_goes_on(make: Any) -> None:
     """A checkpoint after each piece of a hot key leaves neither entries nor timers behind."""

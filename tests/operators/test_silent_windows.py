@@ -11,7 +11,8 @@ import pytest
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.operators.aggregate import functions
-from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
+from aioflow.operators.join.joins import CoGroupOperator
+from aioflow.operators.join.stream_joins import IntervalJoinOperator
 from aioflow.operators.operator import Operator
 from aioflow.operators.results import RESULTS_MAX
 from aioflow.operators.window.assigners import session, sliding, tumbling

@@ -14,7 +14,8 @@ from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, emp
 from aioflow.core.functions import ProcessWindowFunction
 from aioflow.core.states import ValueStateDescriptor
 from aioflow.operators.aggregate import functions
-from aioflow.operators.join.joins import CoGroupOperator, IntervalJoinOperator
+from aioflow.operators.join.joins import CoGroupOperator
+from aioflow.operators.join.stream_joins import IntervalJoinOperator
 from aioflow.operators.join.window_join import WindowJoinOperator
 from aioflow.operators.operator import Operator
 from aioflow.operators.results import RESULTS_FIRST

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from aioflow.core.errors import GraphError
 from aioflow.graph.stream_graph import ShipStrategy
 from aioflow.operators.aggregate.running import RunningAggregateOperator, RunningReduceOperator
-from aioflow.operators.join.joins import IntervalJoinOperator
+from aioflow.operators.join.stream_joins import IntervalJoinOperator
 from aioflow.operators.process.functions import ProcessOperator
 from aioflow.operators.watermarks import WatermarkKind
 from aioflow.operators.window.operator import WindowOperator

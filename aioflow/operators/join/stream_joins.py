@@ -1,0 +1,480 @@
+"""Joins of two keyed streams, element by element: each one meets those of the other side that came
+before, all of them (`RegularJoinOperator`) or those near in event time (`IntervalJoinOperator`).
+
+The pairs of one element leave in pieces. Between two of them a checkpoint can store the rest of the
+batch from that element on. The state then has the number of pairs that are left. The watermarks of
+the batches are those of the operator, the minimum over its inputs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Iterator, Sequence
+from itertools import count, repeat
+from typing import TYPE_CHECKING, Any
+
+from aioflow.advice.runtime import KeysMet
+from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.errors import GraphError, StateError, describe_record, note_once
+from aioflow.core.functions import Pair, fresh
+from aioflow.core.states import ListState, ListStateDescriptor
+from aioflow.operators.operator import Operator, Unprocessed
+from aioflow.operators.process.context import OperatorProcessContext
+from aioflow.operators.results import PLAIN_RESULTS, ResumableOutput, UserFunction, elements_of
+from aioflow.operators.stateless import describe_place
+from aioflow.state.backend import INTERNAL_PREFIX, NO_KEY, require_keyed
+
+if TYPE_CHECKING:
+    from aioflow.state.backend import KeyedStateBackend, StateTable
+    from aioflow.state.timers import InternalTimerService
+
+__all__ = [
+    "PARTLY_JOINED",
+    "IntervalJoinContext",
+    "IntervalJoinOperator",
+    "RegularJoinOperator",
+    "make_interval_join",
+    "make_regular_join",
+]
+
+TIMERS = "interval-join-timers"
+BUFFERS = ("interval-join-left", "interval-join-right")
+
+PARTLY_JOINED = f"{INTERNAL_PREFIX}partly-joined"
+"""Name of the table key -> (input, number of pairs that are left) of the element that a checkpoint
+interrupted. It is the next element of that key.
+"""
+
+
+class PairingOperator(Operator):
+    """Base of both joins: the pairs of one element in pieces, and checkpoints between them.
+
+    A subclass iterates over a batch in `_run`, and over the pieces of one element with `_leave`.
+    """
+
+    inputs = 2
+
+    _out: ResumableOutput
+    _state: KeyedStateBackend
+    _batch: RecordBatch | None = None
+    """The batch that is being processed, which is of input `_side`."""
+    _side = 0
+    _position = 0
+    """Number of its processed records."""
+    _left: int | None = None
+    """Number of pairs of the next record that are left, None between two records."""
+    _is_listed = False
+    """Whether a checkpoint has listed that record."""
+    _partly: StateTable | None = None
+    """The table `PARTLY_JOINED`, while it has entries."""
+
+    def __init__(self) -> None:
+        self._met = KeysMet()
+
+    async def open(self) -> None:
+        ctx = self.ctx
+        self._out = ResumableOutput(ctx.host.clock.perf_ns)
+        self._state = require_keyed(ctx.keyed_state, ctx.name)
+        if PARTLY_JOINED in self._state.names():
+            self._partly = self._state.table(PARTLY_JOINED)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        if self._left is not None and self._batch is not None:
+            assert self._batch.keys is not None  # Checked in process_input.
+            key = self._batch.keys[self._position]
+            self._partly = self._state.table(PARTLY_JOINED)
+            self._partly.of_key(None, key)[key] = (self._side, self._left)
+            self._is_listed = True
+        return None
+
+    def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        if batch.values and batch.keys is None:
+            raise StateError(
+                f"join {self.ctx.name!r}: a batch without keys; both inputs need key_by directly "
+                "before it"
+            )
+        if self._met.is_open:
+            self._met.see(index, batch.keys, self.ctx.name)
+        self._batch, self._side, self._position = batch, index, 0
+        return self._out.start(self._run(index, batch), batch.watermark)
+
+    def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
+        """Joins the records of `batch`, in pieces."""
+        raise NotImplementedError
+
+    @property
+    def _reached(self) -> int:
+        """Event time of the operator."""
+        raise NotImplementedError
+
+    @property
+    def has_pending(self) -> bool:
+        return self._out.pending
+
+    @property
+    def comes_to_rest(self) -> bool:
+        return self._batch is not None
+
+    def resume(self, max_records: int) -> RecordBatch:
+        return self._out.resume(max_records)
+
+    def unprocessed(self) -> Unprocessed | None:
+        """Returns the records from the one on whose pairs are emitted now, none while elements are
+        dropped. The state has the number of its pairs that are left.
+        """
+        if self._batch is None:
+            return None
+        return Unprocessed.rest_of(self._batch, self._position, self._reached, self._side)
+
+    def _leave(self, position: int, key: Any, left: int) -> Iterator[None]:
+        """Yields once, amid the pairs of record `position`, of which `left` are left."""
+        self._state.current_key = NO_KEY
+        self._position, self._left = position, left
+        yield
+        self._left = None
+        if self._is_listed:
+            self._is_listed = False
+            self._left_of(self._side, key)
+        self._state.current_key = key
+
+    def _left_of(self, index: int, key: Any) -> int | None:
+        """Removes and returns the number of pairs that are left of the next element of `key`.
+
+        None if no checkpoint has interrupted its pairs.
+        """
+        if self._partly is None:
+            return None
+        side, left = self._partly.peek(None).get(key, (None, None))
+        if side != index:
+            return None
+        del self._partly.of_replaced(None, key)[key]
+        self._partly.removed(None, key)
+        if not self._partly.namespaces():
+            self._partly = None
+        return left  # type: ignore[no-any-return]
+
+
+class RegularJoinOperator(PairingOperator):
+    """An operator that pairs each element with all elements of the other side that have its key."""
+
+    def __init__(self, ttls: Sequence[Any]) -> None:
+        """`ttls`: the times to live of the elements on the left and right, None without end."""
+        super().__init__()
+        self._ttls = ttls
+        self._current = MIN_WATERMARK
+
+    async def open(self) -> None:
+        await super().open()
+        self._sides: list[ListState[Any]] = [
+            self._state.get_state(ListStateDescriptor(name, ttl=ttl))
+            for name, ttl in zip(("left", "right"), self._ttls, strict=True)
+        ]
+
+    @property
+    def _reached(self) -> int:
+        return self._current
+
+    def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
+        own, others, state, out = self._sides[index], self._sides[1 - index], self._state, self._out
+        stamps, marks, current = batch.timestamps, batch.watermarks, self._current
+        assert batch.keys is not None or not batch.values  # Checked in process_input.
+        pairs_of = _pairs_of_right if index else _pairs_of_left
+        has_times, room = stamps is not None or marks is not None, out.room
+        pairs, times, reached = list[Any](), list[Any](), list[int]()
+        for position, value, key, stamp, mark in zip(
+            count(),
+            batch.values,
+            batch.keys or (),
+            repeat(None) if stamps is None else stamps,
+            repeat(current) if marks is None else marks,
+        ):
+            if mark > current:
+                current = self._current = mark
+            state.current_key = key
+            partners = others.get()
+            if self._partly is not None and (left := self._left_of(index, key)) is not None:
+                # From the end: the first ones may have expired since.
+                partners = partners[max(0, len(partners) - left) :]
+            size, joined = len(partners), 0
+            while joined < size:
+                part = partners[joined : joined + room] if joined or size > room else partners
+                pairs += pairs_of(value, part)
+                joined, room = joined + len(part), room - len(part)
+                if has_times:
+                    times += [stamp] * len(part)
+                    reached += [current] * len(part)
+                if joined < size:
+                    self._add(pairs, times, reached)
+                    yield from self._leave(position, key, size - joined)
+                    pairs, times, reached, room = [], [], [], out.room
+            own.add(value)
+            if not room:
+                self._add(pairs, times, reached)
+                state.current_key = NO_KEY
+                self._position = position + 1
+                yield
+                pairs, times, reached, room = [], [], [], out.room
+        self._add(pairs, times, reached)
+        state.current_key = NO_KEY
+        self._position = len(batch.values)
+        self._current = max(current, batch.watermark)
+        self._batch = None
+
+    def _add(self, pairs: list[Any], times: list[Any], reached: list[int]) -> None:
+        """Adds `pairs` to the output, without `times` if the records have none."""
+        if times:
+            self._out.add_each(pairs, times, reached)
+        else:
+            self._out.add_all(pairs, len(pairs), None, self._current)
+
+
+def _pairs_of_left(value: Any, others: list[Any]) -> list[Any]:
+    return [Pair(value, other) for other in others]
+
+
+def _pairs_of_right(value: Any, others: list[Any]) -> list[Any]:
+    return [Pair(other, value) for other in others]
+
+
+class IntervalJoinContext(OperatorProcessContext):
+    """The context of `fn(left, right, ctx)`. Its `timestamp` is the larger one of the two
+    elements.
+    """
+
+    __slots__ = ("left_timestamp", "right_timestamp")
+
+    left_timestamp: int
+    right_timestamp: int
+
+
+class IntervalJoinOperator(PairingOperator):
+    """An operator that joins pairs with `left + lower <= right <= left + upper` of their
+    timestamps, in event time.
+
+    The bounds are in ms and inclusive. `fn(left, right, ctx)` returns the results of one pair, at
+    the larger of the two timestamps, when the second of them arrives. The partners of an element
+    are joined in the order of their time, and at equal times in the order of arrival.
+    """
+
+    _buffers: tuple[StateTable, StateTable]
+    _timers: InternalTimerService
+    _join_ctx: IntervalJoinContext
+
+    def __init__(self, function: Any, lower_ms: int, upper_ms: int) -> None:
+        if lower_ms > upper_ms:
+            raise GraphError(
+                f"interval_join: lower is {lower_ms} ms, expected at most upper, {upper_ms} ms"
+            )
+        super().__init__()
+        self._function = UserFunction(function, "process_element")
+        # All relative to the time of an arriving element: the bounds of its partners' times, and
+        # the time until which it may find one.
+        self._bounds = ((lower_ms, upper_ms), (-upper_ms, -lower_ms))
+        self._kept_for = (max(0, upper_ms), max(0, -lower_ms))
+
+    def initialize_state(self) -> None:
+        self._function.initialize_state(self.ctx)
+
+    async def open(self) -> None:
+        await super().open()
+        ctx = self.ctx
+        if not ctx.has_event_time:
+            raise StateError(
+                f"interval_join {ctx.name!r}: no watermark strategy upstream; give watermarks= to "
+                "the sources: it joins by event time"
+            )
+        self._buffers = (
+            self._state.table(BUFFERS[0], transient=True),
+            self._state.table(BUFFERS[1], transient=True),
+        )
+        self._timers = ctx.timer_service(TIMERS, self._clean, self._clean)
+        self._join_ctx = IntervalJoinContext(ctx, self._state, self._timers)
+        self._late_dropped = ctx.runtime.metrics.counter("numLateRecordsDropped")
+        await self._function.open(ctx)
+
+    def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
+        super().snapshot_state(checkpoint_id)
+        return self._function.snapshot_state(self.ctx)
+
+    async def close(self) -> None:
+        await self._function.close()
+
+    def process_input(self, index: int, batch: RecordBatch) -> RecordBatch:
+        if batch.values and (batch.keys is None or batch.timestamps is None):
+            raise StateError(
+                f"interval_join {self.ctx.name!r}: a batch without "
+                f"{'timestamps' if batch.keys else 'keys'}; both inputs need "
+                "key_by directly before it and a watermark strategy upstream"
+            )
+        if not batch.values and batch.watermark < self._timers.next_event_time:
+            if batch.watermark > self._timers.current_watermark:
+                self._timers.current_watermark = batch.watermark
+            self._out.passed(batch.watermark)
+            return empty_batch(self._out.watermark)
+        self._join_ctx.collect_sides()
+        try:
+            return super().process_input(index, batch)
+        finally:
+            self._join_ctx.flush_sides()
+
+    @property
+    def _reached(self) -> int:
+        return self._timers.current_watermark
+
+    def resume(self, max_records: int) -> RecordBatch:
+        self._join_ctx.collect_sides()
+        try:
+            return super().resume(max_records)
+        finally:
+            self._join_ctx.flush_sides()
+
+    def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
+        timers, others, marks = self._timers, self._buffers[1 - index], batch.watermarks
+        lower, upper = self._bounds[index]
+        current = timers.current_watermark
+        if batch.values:
+            assert batch.keys is not None  # Both are checked in process_input.
+            assert batch.timestamps is not None
+            for position, value, key, time, mark in zip(
+                count(),
+                batch.values,
+                batch.keys,
+                batch.timestamps,
+                repeat(current) if marks is None else marks,
+            ):
+                if mark > current:
+                    current = timers.current_watermark = mark
+                if time <= current:
+                    self._late_dropped.inc(1)
+                    continue
+                # A restored element comes back at its event time, so it is not late now either.
+                left = None if self._partly is None else self._left_of(index, key)
+                held = others.peek().get(key)
+                if held is not None:
+                    times = held[0]
+                    first, end = bisect_left(times, time + lower), bisect_right(times, time + upper)
+                    if left is not None:
+                        first = max(first, end - left)
+                    if first < end:
+                        yield from self._join(position, key, value, time, held, range(first, end))
+                self._keep(index, key, value, time)
+        self._position = len(batch.values)
+        yield from self._drop_until(max(current, batch.watermark))
+        self._batch = None
+
+    def _join(
+        self,
+        position: int,
+        key: Any,
+        value: Any,
+        time: int,
+        held: tuple[list[int], list[Any]],
+        partners: range,
+    ) -> Iterator[None]:
+        """Joins record `position` of the batch with its `partners`, elements of `held`."""
+        is_left = self._side == 0
+        ctx, out, state, call = self._join_ctx, self._out, self._state, self._function.call
+        watermark = self._timers.current_watermark
+        times, values = held
+        ctx.watermark = watermark
+        state.current_key = key
+        for i in partners:
+            other, other_time = values[i], times[i]
+            if is_left:
+                left, right = value, other
+                ctx.left_timestamp, ctx.right_timestamp = time, other_time
+            else:
+                left, right = other, value
+                ctx.left_timestamp, ctx.right_timestamp = other_time, time
+            ctx.timestamp = timestamp = time if time > other_time else other_time
+            try:
+                result = call(left, right, ctx)
+                if result is not None:
+                    for row in (
+                        result
+                        if type(result) in PLAIN_RESULTS
+                        else elements_of(result, f"interval_join {self.ctx.name!r}")
+                    ):
+                        out.add(row, timestamp, watermark)
+            except BaseException as error:
+                pair = f"{describe_record(left)} and {describe_record(right)}"
+                note_once(
+                    error,
+                    f"in {describe_place(self.ctx)}, at {pair} of key {describe_record(key)}",
+                )
+                raise
+            out.tried()
+            if out.full:
+                yield from self._leave(position, key, partners.stop - i - 1)
+        state.current_key = NO_KEY
+
+    def _keep(self, index: int, key: Any, value: Any, time: int) -> None:
+        """Adds an element to the elements of its key. A timer is due at the latest when half of
+        them can find no partner any more.
+        """
+        table = self._buffers[index].of_key(None, key)
+        held: tuple[list[int], list[Any]] | None = table.get(key)
+        if held is None:
+            table[key] = ([time], [value])
+            self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
+            return
+        times, values = held
+        if time >= times[-1]:
+            times.append(time)
+            values.append(value)
+        else:
+            position = bisect_right(times, time)
+            if 2 * position <= len(times):  # The present timer may belong to a later element.
+                self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
+            times.insert(position, time)
+            values.insert(position, value)
+        table[key] = held
+
+    def _drop_until(self, watermark: int) -> Iterator[None]:
+        """Drops elements that find no partner from `watermark` on.
+
+        Emits nothing, but may take long.
+        """
+        timers, out = self._timers, self._out
+        if watermark < timers.next_event_time:
+            timers.current_watermark = watermark
+            return
+        while (timer := timers.pop_due(watermark)) is not None:
+            self._clean(*timer)
+            out.tried()
+            if out.full:
+                self._state.clear_current_key()
+                yield
+        self._state.clear_current_key()
+
+    def _clean(self, time: int, key: Any, index: int) -> None:
+        """Drops the elements up to `time` on side `index`, which can find no partner any more.
+
+        The elements are dropped only when they are half of all elements of the key. So the next
+        timer of the key is due when its middle element expires, and the cost for each element does
+        not depend on the number of elements. Until then new elements cannot join with expired ones.
+        """
+        buffer, kept_for = self._buffers[index], self._kept_for[index]
+        held = buffer.peek().get(key)
+        if held is None:
+            return
+        times, values = held
+        gone = bisect_right(times, time - kept_for)
+        if gone == len(times):
+            del buffer.of_replaced(None, key)[key]
+            buffer.removed(None, key)
+            return
+        if 2 * gone >= len(times):
+            times, values = times[gone:], values[gone:]
+            buffer.of_replaced(None, key)[key] = (times, values)
+        self._timers.register_event_time_timer(key, index, times[len(times) // 2] + kept_for)
+
+
+def make_interval_join(fn: Any, lower_ms: int, upper_ms: int) -> Operator:
+    """Returns the operator for one subtask that joins two streams by the distance in time."""
+    return IntervalJoinOperator(fresh(fn), lower_ms, upper_ms)
+
+
+def make_regular_join(ttls: Sequence[Any]) -> Operator:
+    """Returns the operator for one subtask that joins two whole streams."""
+    return RegularJoinOperator(ttls)
