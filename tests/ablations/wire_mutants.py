@@ -15,6 +15,13 @@ CONVERSIONS = (
 
 WIRE_MUTANTS: list[Mutant] = [
     Mutant(
+        "values of a long list are tagged one by one",
+        "aioflow/core/wire/values.py",
+        "            if len(values) > _PART_VALUES:",
+        "            if False:",
+        ("tests/core/test_serializers.py::test_values_of_a_long_list_are_tagged_together",),
+    ),
+    Mutant(
         "a CancelledError of a function that encodes a value ends the snapshot without an error",
         "aioflow/core/wire/values.py",
         "                raise conversion_error(plan.encode, error) from error\n",

@@ -939,3 +939,18 @@ def test_pairs_given_as_columns_are_read_as_tuples(columns: tuple[list[Any], lis
     read = Codec().decode_batch(Codec().encode_pairs(*columns, owner="timers"))
     assert read == pairs
     assert [list(map(type, pair)) for pair in read] == [list(map(type, pair)) for pair in pairs]
+
+
+def test_values_of_a_long_list_are_tagged_together() -> None:
+    class Counting(Tagger):
+        tagged = 0
+
+        def tag(self, value: Any, depth: int = 0) -> Any:
+            self.tagged += 1
+            return super().tag(value, depth)
+
+    tagger, long = Counting(TypeRegistry()), [(n, {"n": n, "text": "x"}) for n in range(40_000)]
+    trees = tagger.tag_all(long, 1)
+
+    assert trees == [Tagger(TypeRegistry()).tag(value, 1) for value in long]
+    assert not tagger.tagged

@@ -118,6 +118,9 @@ A list that contains itself would grow with each level. Processing the values on
 reaches the maximum depth.
 """
 
+_PART_VALUES = 1 << 12
+"""Number of values that are processed together if all of them have too many items."""
+
 _COLUMNS_MAX = 32
 """Maximum number of columns; wider values are no rows.
 
@@ -203,12 +206,17 @@ class Tagger:
         if self.stand_for_themselves(values):
             return values
         kind = _common_container(values)
-        if kind is not None and depth < DEPTH_MAX and sum(map(len, values)) <= _COLUMN_ITEMS_MAX:
-            return (
-                self._tag_dicts(values, depth + 1)
-                if kind is dict
-                else self._tag_sequences(kind, values, depth + 1)
-            )
+        if kind is not None and depth < DEPTH_MAX:
+            if sum(map(len, values)) <= _COLUMN_ITEMS_MAX:
+                return (
+                    self._tag_dicts(values, depth + 1)
+                    if kind is dict
+                    else self._tag_sequences(kind, values, depth + 1)
+                )
+            if len(values) > _PART_VALUES:
+                left = iter(values)
+                parts = iter(lambda: list(islice(left, _PART_VALUES)), [])
+                return [tree for part in parts for tree in self.tag_all(part, depth)]
         tag = self.tag
         return [tag(value, depth) for value in values]
 
