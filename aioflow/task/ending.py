@@ -228,6 +228,8 @@ class EndWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._cut_short: asyncio.Future[None] | None = None
         """While functions are closed: done once the task has failed or is cancelled."""
+        self._closed_by_s: float | None = None
+        """Time of the loop after which each function has only CANCEL_GRACE_S for its `close()`."""
 
     def begin(self, owner: asyncio.Task[Any], *, helpers_only: bool = False) -> None:
         """Starts the watch; `owner` runs the task.
@@ -269,9 +271,10 @@ class EndWatch:
 
         A task that failed or was cancelled (`is_cut_short`), also meanwhile, gives it the timeout
         of cancellation, and one whose stream has ended at least CLEANUP_TIMEOUT_S. Then it is
-        cancelled. Code that swallows this ends a worker process, and is closed by force in the
-        user's program. The function of a source ends first, with a timeout of its own: see
-        `end_source_code`.
+        cancelled. All functions of a task that failed or was cancelled share that timeout and half
+        of CLEANUP_TIMEOUT_S: see `until_overdue`. Code that swallows its cancellation ends a worker
+        process, and is closed by force in the user's program. The function of a source ends first,
+        with a timeout of its own: see `end_source_code`.
         """
         loop = asyncio.get_running_loop()
         if self._cut_short is None:
@@ -284,7 +287,10 @@ class EndWatch:
         if not self._cut_short.done():
             await wait_first([task, self._cut_short], timeout_s=timeout_s)
         if self._cut_short.done():
-            timeout_s = max(self._timeout_s, CANCEL_GRACE_S) + own_s
+            if self._closed_by_s is None:
+                self._closed_by_s = loop.time() + self._timeout_s + CLEANUP_TIMEOUT_S / 2
+            left_s = min(self._timeout_s, self._closed_by_s - loop.time())
+            timeout_s = max(left_s, CANCEL_GRACE_S) + own_s
             await wait_all([task], timeout_s=timeout_s)
         if task.done():
             return None

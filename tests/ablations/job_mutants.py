@@ -28,6 +28,16 @@ PROGRAMS = "tests/integration/test_worker_programs.py::"
 
 JOB_MUTANTS: list[Mutant] = [
     Mutant(
+        "each of several functions that hang has the whole timeout for its close",
+        "aioflow/task/ending.py",
+        "            left_s = min(self._timeout_s, self._closed_by_s - loop.time())\n",
+        "            left_s = self._timeout_s\n",
+        (
+            "tests/api/test_user_code_cancels.py::"
+            "test_several_closes_that_hang_are_over_before_their_process_counts_as_overdue",
+        ),
+    ),
+    Mutant(
         "a job fails although other jobs will give slots back",
         "aioflow/cluster/deployer.py",
         "if self._requests and self._adaptive.waits_in_line(existing):",
@@ -78,7 +88,7 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "close() of a cancelled job has the 30 s of a stream that has ended",
         "aioflow/task/ending.py",
-        "            timeout_s = max(self._timeout_s, CANCEL_GRACE_S) + own_s\n",
+        "            timeout_s = max(left_s, CANCEL_GRACE_S) + own_s\n",
         "            pass\n",
         (CANCELS + "test_close_has_the_timeout_of_cancellation_once_the_job_is_cancelled",),
     ),

@@ -13,6 +13,11 @@ from typing import Any
 import pytest
 
 import aioflow as af
+from aioflow.cluster.placed_tasks import GRACE_S
+from aioflow.core.aio import CANCEL_GRACE_S
+from aioflow.task.closing import CLEANUP_TIMEOUT_S
+from aioflow.task.ending import EndWatch
+from aioflow.testing.simulation import simulate
 
 pytestmark = pytest.mark.timeout(60)
 """Far above the duration of any test here: only a hang is cut off."""
@@ -703,6 +708,27 @@ async def endless() -> AsyncIterator[int]:
     while True:
         yield 1
         await asyncio.sleep(0.01)
+
+
+def test_several_closes_that_hang_are_over_before_their_process_counts_as_overdue() -> None:
+    timeout_s, places = 30.0, 8
+
+    async def main(host: Any) -> tuple[float, float]:
+        unused: Any = None
+        watch = EndWatch("task", timeout_s, unused, unused, unused, None, lambda: None)
+        loop = asyncio.get_running_loop()
+        begun_s, first_s = loop.time(), 0.0
+        for number in range(places):
+            hang = asyncio.sleep(1e9)
+            error = await watch.close(hang, f"close() of {number}", is_cut_short=True)
+            assert type(error) is TimeoutError
+            first_s = first_s or loop.time() - begun_s
+        return first_s, loop.time() - begun_s
+
+    first_s, closing_s = simulate(main, 1, perturb=False).value
+    assert first_s >= timeout_s, "the first one has the whole timeout"
+    ended_s = 2 * (timeout_s + CANCEL_GRACE_S)  # The functions first, then that of the source.
+    assert ended_s + closing_s < 3 * timeout_s + CLEANUP_TIMEOUT_S + GRACE_S
 
 
 @pytest.mark.parametrize("end", [Swallows, Sleeps])
