@@ -87,10 +87,13 @@ class Tables:
             try:
                 stream = self._stream(text, columns, updates=updates)
             except af.SqlError as error:
-                following = {False: "True", True: '"changes"'}.get(updates)
-                if following is None or f"updates={following}" not in error.message:
+                # The error of a query names the weakest form that it takes.
+                forms = {False: "False", True: "True", "changes": '"changes"'}
+                later = list(forms)[list(forms).index(updates) + 1 :]
+                told = [one for one in later if f"updates={forms[one]}" in error.message]
+                if not told:
                     raise
-                updates = following == "True" or "changes"
+                updates = told[0]
         rows = await stream.collect()
         if updates:
             rows = latest(rows)
