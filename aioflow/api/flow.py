@@ -37,7 +37,7 @@ from aioflow.api.options import parse_options
 from aioflow.api.streams import DataStream, KeyedStream
 from aioflow.checkpoint.urls import encode_flow, flow_url, local_path
 from aioflow.core.contexts import asynccontextmanager
-from aioflow.core.errors import GraphError
+from aioflow.core.errors import GraphError, JobNotRunning
 from aioflow.core.keygroups import MAX_PARALLELISM_LIMIT
 from aioflow.graph.job_graph import JobGraph, build_job_graph
 from aioflow.graph.stream_graph import ShipStrategy, StreamGraph, StreamNode
@@ -457,8 +457,10 @@ class Flow:
                 job.on_end(job.log_failure)
             try:
                 yield job
-            except BaseException:
+            except BaseException as error:
                 await job.abort()
+                if isinstance(error, JobNotRunning):
+                    job.raise_failure()
                 raise
             else:
                 await job.leave()

@@ -264,8 +264,7 @@ class Job:
             finally:
                 self._warn_of_cut_off(cut_off)
         await self._ended()
-        if self.status is JobStatus.FAILED:
-            self._raise_error()
+        self.raise_failure()
 
     def _functions_cut_off(self) -> list[JobVertex]:
         """Returns the vertices of source functions that have not ended, and that cannot be
@@ -303,7 +302,7 @@ class Job:
         """Cancels the job, and waits until everything is released.
 
         Used when `async with flow.run()` is left by an exception, which is the error that is
-        raised.
+        raised. A JobNotRunning because the job failed gives way to the error of the job.
         """
         self._cluster.job_master.cancel()
         await self._ended()
@@ -327,6 +326,11 @@ class Job:
         if not self._runner.cancelled() and (error := self._runner.exception()) is not None:
             raise fold_traceback(error)
 
+    def raise_failure(self) -> None:
+        """Raises the error of the job if it has failed."""
+        if self.status is JobStatus.FAILED:
+            self._raise_error()
+
     def _raise_error(self) -> None:
         error = self._cluster.job_master.error
         if error is None:
@@ -348,8 +352,7 @@ class Job:
             await wait_first([self._runner])
         finally:
             self._awaited -= 1
-        if self.status is JobStatus.FAILED:
-            self._raise_error()
+        self.raise_failure()
         if self.status is JobStatus.CANCELED:
             raise JobCanceled(
                 f"job {self.name!r} ({self.id}) was cancelled while its result was awaited"
@@ -412,8 +415,8 @@ class Job:
         await self._ended()
         if self._cluster.job_master.stop_error is not None:
             raise self._cluster.job_master.stop_error
-        if self._options.checkpoints is not None and self.status is JobStatus.FAILED:
-            self._raise_error()
+        if self._options.checkpoints is not None:
+            self.raise_failure()
         made = self._cluster.job_master.stopped_with
         return None if made is None else shown_path(made)
 

@@ -38,6 +38,16 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a put after the failure of the job hides its error from the block",
+        "aioflow/api/flow.py",
+        "if isinstance(error, JobNotRunning):",
+        "if False:",
+        (
+            "tests/api/test_job_handle.py::"
+            "test_a_block_of_a_failed_job_raises_its_error_and_not_that_of_a_late_put",
+        ),
+    ),
+    Mutant(
         "a job fails although other jobs will give slots back",
         "aioflow/cluster/deployer.py",
         "if self._requests and self._adaptive.waits_in_line(existing):",
@@ -1257,8 +1267,7 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "an error that one caller has handled is hidden from the block",
         "aioflow/api/job.py",
-        "        await self._ended()\n        if self.status is JobStatus.FAILED:\n            "
-        "self._raise_error()\n\n    def _functions",
+        "        await self._ended()\n        self.raise_failure()\n\n    def _functions",
         "        await self._ended()\n\n    def _functions",
         (
             "tests/api/"

@@ -482,6 +482,32 @@ async def test_an_error_that_one_caller_handles_comes_out_of_the_block_all_the_s
     assert len(handled) == 2
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_a_block_of_a_failed_job_raises_its_error_and_not_that_of_a_late_put(
+    workers: int,
+) -> None:
+    """The natural block of a service puts until it is stopped. It need not call `wait()` too."""
+    flow = af.Flow("putting")
+    numbers = flow.source(af.io.push())
+    numbers.map(lambda x: 1 // x, name="divide").sink(af.io.blackhole())
+    with pytest.raises(ZeroDivisionError) as raised:
+        async with flow.run(workers=workers) as job:
+            while True:
+                await job.input(numbers).put(0)
+    assert "divide" in raised.value.__notes__[0]
+
+
+async def test_a_late_put_into_another_job_comes_out_of_a_block_as_it_is() -> None:
+    flow = af.Flow("other")
+    numbers = flow.source(af.io.push())
+    async with flow.run() as stopped:
+        await stopped.stop()
+    with pytest.raises(af.JobNotRunning, match="is FINISHED"):
+        async with flow.run() as job:
+            await stopped.input(numbers).put(1)
+    assert job.status is af.JobStatus.CANCELED
+
+
 async def endless() -> AsyncIterator[int]:
     n = 0
     while True:
