@@ -314,7 +314,6 @@ class SourceInput:
             values = values if type(values) is list or self._columnar else list(values)
             self._emitted_ms = self._now_ms()
             if self._quiet is not None:
-                assert reader.current_split is not None, "only splits side by side are watched"
                 self._note_poll(self._quiet, reader.current_split)
             try:
                 batch = self._times.stamp(values, () if self._quiet is None else self._quiet.idle)

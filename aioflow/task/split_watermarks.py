@@ -120,7 +120,12 @@ class SplitWatermarks:
             return RecordBatch(values, timestamps, None, watermarks, after)
         # Several splits: the reader must name the current one.
         split_id = self._reader.current_split
-        assert split_id is not None, "a reader of several splits tells which one"
+        if split_id not in generators:
+            raise ValueError(
+                f"current_split of the reader is {split_id!r} after poll_batch, expected the id of "
+                f"the split of that batch, one of {', '.join(map(repr, generators))}: with "
+                "watermarks= each split has an event time of its own"
+            )
         self._forget_finished(split_id)
         others = self._least(idle, split_id)
         generator = generators[split_id]

@@ -717,3 +717,49 @@ async def test_kafka_without_its_extra_names_the_extra(monkeypatch: pytest.Monke
     flow.source([1]).sink(af.io.kafka("localhost:9092", "numbers"))
     with pytest.raises(ModuleNotFoundError, match="pip install 'aioflow\\[kafka\\]'"):
         await flow.execute()
+
+
+class Halves:
+    """A source of two splits, whose reader names `split` as the one that it has just read."""
+
+    bounded = True
+
+    def __init__(self, split: str | None) -> None:
+        self.current_split = split
+        self.left = [1, 2]
+        self.finished = False
+
+    async def discover(self) -> list[af.Split]:
+        return [af.Split("a"), af.Split("b")]
+
+    def reader(self, ctx: af.SourceContext) -> Any:
+        return self
+
+    async def open(self, splits: Any) -> None: ...
+    async def wait(self) -> None: ...
+    async def close(self) -> None: ...
+
+    def position(self, split_id: str) -> int:
+        return 0
+
+    def poll_batch(self, max_records: int) -> list[int]:
+        self.finished = True
+        return self.left
+
+
+@pytest.mark.parametrize("split", [None, "c"])
+@pytest.mark.parametrize("idle_after", [None, "1s"])
+async def test_a_reader_that_does_not_name_the_split_it_read_is_told_so(
+    split: str | None, idle_after: str | None
+) -> None:
+    strategy = af.WatermarkStrategy[int].monotonous_timestamps(
+        timestamp=lambda n: n, idle_after=idle_after
+    )
+    source: Any = Halves(split)
+    with pytest.raises(
+        ValueError,
+        match=rf"^current_split of the reader is {split!r} after poll_batch, expected the id of "
+        "the split of that batch, one of 'a', 'b': with watermarks= each split has an event time",
+    ) as raised:
+        await af.Flow("halves").source(source, watermarks=strategy).collect()
+    assert "in source 'Halves'" in raised.value.__notes__[0]
