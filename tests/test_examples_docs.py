@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,10 +149,10 @@ def program(code: str, directory: Path, **environment: str) -> list[str]:
     return run_file("program.py", directory, **environment).splitlines()
 
 
-def run_file(name: str, directory: Path, **environment: str) -> str:
+def run_file(name: str, directory: Path, *arguments: str, **environment: str) -> str:
     """What the program `name` in `directory` prints."""
     done = subprocess.run(
-        [sys.executable, name],
+        [sys.executable, name, *arguments],
         cwd=directory,
         env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
@@ -197,26 +198,67 @@ async def test_readme_b_sends_each_element_where_it_belongs(tmp_path: Path) -> N
     server, shown = re.findall(
         r"^cat > .*?<<'END'\n(.*?)^END$.*?^```text\n(.*?)^```$", text, re.M | re.S
     )[0]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "directory.py").write_text(server.replace("port=8000", f"port={port}"))
-    with subprocess.Popen(
-        [sys.executable, "directory.py"], cwd=tmp_path, stdout=subprocess.DEVNULL
-    ) as process:
-        try:
-            while process.poll() is None and not answers(port):
-                await asyncio.sleep(0.05)
-            url = f"http://127.0.0.1:{port}"
-            lines = await asyncio.to_thread(program, README[1], tmp_path, DIRECTORY_URL=url)
-        finally:
-            process.terminate()
+    async with served(["directory.py"], tmp_path, port):
+        url = f"http://127.0.0.1:{port}"
+        lines = await asyncio.to_thread(program, README[1], tmp_path, DIRECTORY_URL=url)
     assert sorted(lines) == sorted(shown.splitlines())
 
 
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def served(arguments: list[str], directory: Path, port: int) -> AsyncIterator[None]:
+    """Runs Python with `arguments` until it listens at `port`. Leaving kills it with -9."""
+    with subprocess.Popen(
+        [sys.executable, *arguments], cwd=directory, stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            while True:
+                assert process.poll() is None
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                await asyncio.sleep(0.05)
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+async def test_service_of_the_tutorial_counts_on_after_kill_9(tmp_path: Path) -> None:
+    """With the requests that the tutorial sends, at another port."""
+    for snippet in PAGES["docs/tutorial.md"]:
+        if snippet.file is not None:  # The last version of each file.
+            (tmp_path / snippet.file).write_text(snippet.code, encoding="utf-8")
+    text = DOCUMENTS["docs/tutorial.md"].read_text(encoding="utf-8")
+    assert "Start it with `uvicorn service:app`" in text
+    ((order, orders),) = re.findall(r"^curl --json '(.*)' http://127.0.0.1:8000(.*)$", text, re.M)
+    (customer,) = re.findall(r"^curl http://127.0.0.1:8000(.*)$", text, re.M)
+    port = free_port()
+    command = ["-m", "uvicorn", "service:app", "--port", str(port)]
+    for expected in (1, 2):
+        async with (
+            served(command, tmp_path, port),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        ):
+            answer = await client.post(orders, json=json.loads(order))
+            assert answer.status_code == 202, answer.text
+            async with asyncio.timeout(60):
+                while (count := (await client.get(customer)).json()) < expected:
+                    await asyncio.sleep(0.05)
+            assert count == expected
+
+
+def test_check_of_the_installation_works() -> None:
+    text = DOCUMENTS["docs/install.md"].read_text(encoding="utf-8")
+    (code,) = re.findall(r"^python -c '(.*)'$", text, re.M)
+    assert run_file("-c", ROOT, code) == "it works\n"
 
 
 async def test_readme_c_counts_hits_inside_a_service(
