@@ -142,7 +142,7 @@ ASKED_BY_NAME = {
         "_aioflow_hint discover put_nowait write writer",
         "set on functions by a decorator; guesses what a wrong argument is",
     ),
-    "api/job.py": ("upstreams", "a wrong argument, before its type is imported"),
+    "api/job_streams.py": ("upstreams", "a wrong argument, before its type is imported"),
     "api/options.py": ("start upstreams", "wrong arguments, before their types are imported"),
     "api/runner.py": ("run", "a wrong argument"),
     "cli/cluster_access.py": ("allow_plaintext", "not an argument of each command"),

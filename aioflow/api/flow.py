@@ -30,9 +30,8 @@ from aioflow.api.build import (
     refuse_pushed,
     warn_of_loose_ends,
 )
-from aioflow.api.entering import Entering
 from aioflow.api.gather import Collected, CollectOperator, RowStream
-from aioflow.api.job import Job, JobResult
+from aioflow.api.job import Entering, Job, JobResult
 from aioflow.api.options import parse_options
 from aioflow.api.streams import DataStream, KeyedStream
 from aioflow.checkpoint.urls import encode_flow, flow_url, local_path

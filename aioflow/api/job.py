@@ -1,18 +1,24 @@
 """The handle of a running job: its state, its end, and ways to communicate with it while it
 runs.
+
+`flow.run()` returns an `Entering`: a run that begins when `async with` enters it. Any other use of
+that raises an error that says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar
 
-from aioflow.advice.hints import explained_methods
+from aioflow.advice.hints import explained_methods, no_such_method
 from aioflow.api.checkpoint_options import shown_path, store_url
+from aioflow.api.job_streams import JobStreams
 from aioflow.api.subscription import StateReader, Subscription
 from aioflow.cluster.autoscaler import Autoscaler, LoadWindow, load_of
 from aioflow.cluster.collector import collector_of_process
@@ -23,21 +29,16 @@ from aioflow.core.contexts import asynccontextmanager
 from aioflow.core.errors import (
     AioflowError,
     CheckpointError,
-    GraphError,
     JobCanceled,
     JobFailed,
-    StateError,
     describe_record,
-    did_you_mean,
 )
 from aioflow.core.system_host import SystemHost
 from aioflow.core.timeunits import to_seconds
 from aioflow.core.user_code import fold_traceback
 from aioflow.graph.deployment import ExecutionState
-from aioflow.graph.optimize import fields_seen, is_taken_apart
 from aioflow.io.memory import FunctionSource
-from aioflow.io.pushing import InletSource, PushInlet, PushSource
-from aioflow.operators.sink import commits
+from aioflow.io.pushing import PushInlet
 
 if TYPE_CHECKING:
     from aioflow.api.options import RunOptions
@@ -46,14 +47,30 @@ if TYPE_CHECKING:
     from aioflow.core.host import Host
     from aioflow.core.scope import TapPlace
     from aioflow.graph.job_graph import JobGraph, JobVertex
-    from aioflow.graph.stream_graph import StreamGraph, StreamNode
+    from aioflow.graph.stream_graph import StreamGraph
     from aioflow.monitoring.view import Monitored
 
-__all__ = ["Job", "JobResult"]
+__all__ = ["Entering", "Job", "JobResult"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+WITHOUT_ASYNC = (
+    "is entered by `async with flow.run() as job`, in an `async def`; a program without a loop of "
+    "its own calls af.run(flow)"
+)
+AWAITED = (
+    "is entered, not awaited: `async with flow.run() as job`; to wait for the end of the flow "
+    "`await flow.execute()`"
+)
+NO_JOB = (
+    "has no attribute {name!r}: it is no job before it is entered; write `async with flow.run() "
+    "as job:` and job.{name} in its block, or `await flow.execute()`, which runs to the end"
+)
+NEVER_ENTERED = (
+    "was never entered, so nothing ran: `async with flow.run() as job`, or `await flow.execute()`"
+)
 
 CANCEL_TIMEOUT_S = 60.0
 """Maximum time for a cancelled job to end after its block was left, before it is given up. Its
@@ -85,8 +102,8 @@ class Job:
     def __init__(self, graph: StreamGraph, job_graph: JobGraph, options: RunOptions) -> None:
         self._opened_ms = 0
         """Wall-clock time at which all operators were open."""
-        self._graph = graph
         self._job_graph = job_graph
+        self._streams = JobStreams(graph, job_graph, options.subscribe)
         self._options = options
         self._own_host = options.host is None
         self._host = SystemHost() if options.host is None else options.host
@@ -173,7 +190,7 @@ class Job:
         failed.
         """
         for stream in self._options.subscribe:
-            key = self._tapped(stream)
+            key = self._streams.places(stream)
             self._gathering[key] = Subscription(
                 self._cluster.task_executor, self.id, key, buffer=None, overflow="error"
             )
@@ -206,7 +223,7 @@ class Job:
         finally:
             await cancel_and_wait(helpers)
             self._close_inlets()
-            for _, inlet in self._inlets():
+            for _, inlet in self._streams.inlets():
                 await inlet.close_journal()
             for callback in self._end_callbacks:
                 callback()
@@ -215,7 +232,7 @@ class Job:
 
     def _close_inlets(self) -> None:
         over = self._described()
-        for name, inlet in self._inlets():
+        for name, inlet in self._streams.inlets():
             inlet.end(f"{over}: nothing can be put into {name!r} any more")
 
     def _described(self) -> str:
@@ -234,14 +251,6 @@ class Job:
                 self._described(),
                 exc_info=fold_traceback(error),
             )
-
-    def _inlets(self) -> list[tuple[str, PushInlet[Any]]]:
-        """Returns the inlets of the job, each with the name of its source."""
-        return [
-            (node.name, node.source.inlet)
-            for node in self._graph.nodes.values()
-            if isinstance(node.source, InletSource) and node.source.inlet is not None
-        ]
 
     async def leave(self) -> None:
         """Ends the job when `async with flow.run()` is left normally. Raises the error of a failed
@@ -495,7 +504,7 @@ class Job:
                         f"write rescale(parallelism={operator!r})"
                     )
                 raise TypeError(f"rescale({operator!r}) needs the parallelism of that operator too")
-            of_operators[self._uid_of(operator)], parallelism = parallelism, None
+            of_operators[self._streams.uid_of(operator)], parallelism = parallelism, None
         await self._cluster.rescale(parallelism, of_operators, workers)
 
     async def _autoscale(self, options: Autoscaler) -> None:
@@ -519,13 +528,6 @@ class Job:
             except AioflowError as error:
                 logger.warning("job %s still has %d workers: %s", self.name, workers, error)
 
-    def _uid_of(self, operator: DataStream[Any] | str) -> str:
-        """Returns the uid of an operator. A text counts as a uid, which is checked later."""
-        if isinstance(operator, str):
-            return operator
-        node_id = self._one_node(operator, "is no single operator: name one of them")
-        return self._graph.uids()[node_id]
-
     async def _inputs_read(self) -> None:
         """Waits until the push sources have read all elements that were put before this call.
 
@@ -535,7 +537,7 @@ class Job:
         name = ""
         try:
             async with asyncio.timeout(to_seconds(self._options.timeout, "timeout")):
-                for name, inlet in self._inlets():  # noqa: B007  # The warning names it.
+                for name, inlet in self._streams.inlets():  # noqa: B007  # The warning names it.
                     await inlet.caught_up()
         except TimeoutError:
             logger.warning(
@@ -555,11 +557,7 @@ class Job:
         if self._told_of_uids or self._options.checkpoints is None or self.status.is_terminal:
             return
         self._told_of_uids = True
-        names = [
-            repr(node.name)
-            for node in self._graph.nodes.values()
-            if node.uid is None and (node.stateful or _commits(node))
-        ]
+        names = self._streams.with_derived_uids()
         if names:
             logger.warning(
                 "the savepoint of job %s keeps the state of %s under uids derived from the graph: "
@@ -595,7 +593,7 @@ class Job:
         GraphError for such a stream, unless `run(subscribe=[stream])` announced the subscription.
         """
         self._check_loop("subscribe()")
-        key = self._tapped(stream)
+        key = self._streams.places(stream)
         if buffer is None:
             raise ValueError(
                 "buffer must be at least 1 row, got None: a reader that fell behind would fill "
@@ -605,7 +603,7 @@ class Job:
         if gathered is not None:
             gathered.bound(buffer, overflow)
             return self._attach(gathered)
-        self._refuse_fragments(stream, key)
+        self._streams.check_whole(stream, key)
         return self._attach(
             Subscription(
                 self._cluster.task_executor, self.id, key, buffer=buffer, overflow=overflow
@@ -630,31 +628,12 @@ class Job:
         """
         self._check_loop("state()")
         if isinstance(stream, str):
-            node_id = self._with_uid(stream)
+            node_id = self._streams.node_with_uid(stream)
         else:
-            node_id = self._one_node(
+            node_id = self._streams.one_node(
                 stream, "has no state of its own: read that of an operator before or behind it"
             )
         return StateReader(self._cluster, self._job_graph, node_id)
-
-    def _with_uid(self, uid: str) -> int:
-        """Returns the id of the node with this uid. Raises StateError if there is none."""
-        uids = self._graph.uids()
-        node_id = next((node_id for node_id, known in uids.items() if known == uid), None)
-        if node_id is None:
-            keyed = sorted(
-                uids[node_id] for node_id, node in self._graph.nodes.items() if node.keyed
-            )
-            have = (
-                f"keyed state is that of {', '.join(map(repr, keyed))}"
-                if keyed
-                else "none of its operators has keyed state"
-            )
-            raise StateError(
-                f"job {self.name!r} has no operator with uid {uid!r}: "
-                f"{have}{did_you_mean(uid, keyed)}"
-            )
-        return node_id
 
     def input(self, stream: DataStream[T]) -> PushInlet[T]:
         """Returns the inlet of a stream that begins at `af.io.push()`.
@@ -663,19 +642,7 @@ class Job:
         elements are replayed after a restart of the job. Those in the journal are also replayed
         by the next run after this process has died (see `af.io.push`).
         """
-        node_id = self._one_node(
-            stream,
-            "cannot be pushed into: job.input(stream) takes the stream of "
-            "flow.source(af.io.push())",
-        )
-        node = self._graph.nodes[node_id]
-        inlet = node.source.inlet if isinstance(node.source, PushSource) else None
-        if inlet is None:
-            raise GraphError(
-                f"{node.name!r} cannot be pushed into: job.input(stream) takes the stream of "
-                "flow.source(af.io.push())"
-            )
-        return inlet
+        return self._streams.inlet(stream)
 
     def _check_loop(self, call: str) -> None:
         """Raises RuntimeError if this is not the loop that runs the job.
@@ -696,62 +663,6 @@ class Job:
         else:
             self._end_callbacks.append(callback)
 
-    def _one_node(self, stream: DataStream[Any], otherwise: str) -> int:
-        """Returns the id of the node that makes `stream`.
-
-        Raises GraphError for a union of several streams. `otherwise` is the end of its message.
-        """
-        node_id, *more = self._node_ids(stream)
-        if more:
-            raise GraphError(f"a union of {len(more) + 1} streams {otherwise}")
-        return node_id
-
-    def _node_ids(self, stream: DataStream[Any]) -> tuple[int, ...]:
-        """Returns the ids of the nodes that make `stream`. Raises GraphError if the job does not
-        run them.
-        """
-        if not hasattr(stream, "upstreams"):
-            raise GraphError(
-                f"job {self.name!r} was asked for {stream!r} of type {type(stream).__name__}, "
-                "expected a stream of its flow"
-            )
-        ids = tuple(upstream.node_id for upstream in stream.upstreams)
-        running = {node.id for vertex in self._job_graph.vertices for node in vertex.nodes}
-        if stream.flow.name != self.name or not running.issuperset(ids):
-            raise GraphError(
-                f"{stream!r} of flow {stream.flow.name!r} is no part of job {self.name!r}: take a "
-                "stream that was in its flow when it began"
-            )
-        return ids
-
-    def _tapped(self, stream: DataStream[Any]) -> tuple[TapPlace, ...]:
-        """Returns the places where taps can observe `stream`. Raises GraphError if the job does not
-        run them.
-        """
-        self._node_ids(stream)
-        return tuple(one.place for one in stream.upstreams)
-
-    def _refuse_fragments(self, stream: DataStream[Any], places: tuple[TapPlace, ...]) -> None:
-        """Raises GraphError, with the remedy, if the records of `stream` lack fields that the flow
-        does not read.
-        """
-        whole = [place for named in self._options.subscribe for place in self._tapped(named)]
-        for place in places:
-            seen = fields_seen(self._graph, place, whole)
-            if seen is not None:
-                raise GraphError(
-                    f"{stream!r} comes as columns, and only what the flow reads of it was read: "
-                    f"{', '.join(seen) or 'no field'}. To see "
-                    "whole records, name it before: flow.run(subscribe=[stream]); or subscribe to "
-                    "a select(...) of fields"
-                )
-            if is_taken_apart(self._graph, place, whole):
-                raise GraphError(
-                    f"{stream!r} are late elements, and only what the window needs of them was "
-                    "sent to it. To see all of them, whole, "
-                    "name it before: flow.run(subscribe=[stream])"
-                )
-
     def _sum_up(self) -> JobResult:
         times = self._cluster.job_master.timestamps_ms
         duration = times[self.status] - times[JobStatus.CREATED]
@@ -766,9 +677,51 @@ class Job:
         )
 
 
-def _commits(node: StreamNode) -> bool:
-    """Returns whether a node is a sink whose prepared writes are part of a savepoint."""
-    return node.traits.sink is not None and commits(node.traits.sink)
+class Entering(AbstractAsyncContextManager[Job]):
+    """A run of `flow` that has not begun. It can be entered once."""
+
+    _is_told = True
+    """Whether the run was entered, or an error has already explained the wrong use."""
+
+    def __init__(self, flow: str, running: AbstractAsyncContextManager[Job]) -> None:
+        self._flow = flow
+        self._running = running
+        self._is_told = False
+
+    def __repr__(self) -> str:
+        state = "entered" if self._is_told else "not entered: async with flow.run() as job"
+        return f"<run of flow {self._flow!r}, {state}>"
+
+    async def __aenter__(self) -> Job:
+        self._is_told = True
+        return await self._running.__aenter__()
+
+    async def __aexit__(self, *exc_info: Any) -> bool | None:
+        return await self._running.__aexit__(*exc_info)
+
+    def _tell(self, text: str) -> str:
+        self._is_told = True
+        return f"flow.run() of {self._flow!r} {text}"
+
+    def __enter__(self) -> Never:
+        raise TypeError(self._tell(WITHOUT_ASYNC))
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Does nothing. Without this method, `with` would not call `__enter__`."""
+
+    def __await__(self) -> Any:
+        raise TypeError(self._tell(AWAITED))
+
+    if not TYPE_CHECKING:  # Hidden from type checkers, which know all real methods.
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # Copying, pickling and introspection ask for these.
+                raise no_such_method(self, name)
+            raise AttributeError(self._tell(NO_JOB.format(name=name)), name=None, obj=None)
+
+    def __del__(self) -> None:
+        if not self._is_told:
+            warnings.warn(self._tell(NEVER_ENTERED), RuntimeWarning, stacklevel=1, source=self)
 
 
 def _cluster(host: Host, graph: JobGraph, options: RunOptions) -> RunningJob:

@@ -109,7 +109,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a later subscriber sees records without unused fields",
-        "aioflow/api/job.py",
+        "aioflow/api/job_streams.py",
         "            if seen is not None:\n",
         "            if not isinstance(seen, list | None):\n",
         (

@@ -488,7 +488,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a run that was taken for its job is warned of once more when it is gone",
-        "aioflow/api/entering.py",
+        "aioflow/api/job.py",
         "        self._is_told = True\n        return f",
         "        return f",
         (REMEDIES + "test_run_that_was_not_entered_is_reported_by_its_job",),

@@ -11,7 +11,7 @@ MESSAGES = Path(__file__).with_name("messages.txt")
 
 SOURCES = (
     *sorted((PACKAGE / "advice").glob("*.py")),
-    PACKAGE / "api" / "entering.py",
+    PACKAGE / "api" / "job.py",
     PACKAGE / "expressions" / "hints.py",
     PACKAGE / "operators" / "aggregate" / "running.py",
     PACKAGE / "operators" / "traits.py",
