@@ -89,8 +89,8 @@ from aioflow.core.functions import (
 from aioflow.core.signatures import check_takes
 from aioflow.core.timeunits import to_ms
 from aioflow.expressions.nodes import Expr, is_expression
-from aioflow.expressions.operations import Composite
 from aioflow.expressions.rows import columns_to_function
+from aioflow.expressions.trees import Composite
 from aioflow.graph.stream_graph import Chaining, ShipStrategy
 from aioflow.io.changes import key_of, upserts_of, without_truncates
 from aioflow.operators import traits

@@ -37,9 +37,8 @@ from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberCo
 from aioflow.core.elements import RecordBatch
 from aioflow.expressions import nodes as ex
 from aioflow.expressions.nodes import Expr
-from aioflow.expressions.operations import Apply
 from aioflow.expressions.rows import compile_rows
-from aioflow.expressions.trees import column_names
+from aioflow.expressions.trees import Apply, column_names
 
 __all__ = [
     "ColumnExpression",

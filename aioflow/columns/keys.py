@@ -17,7 +17,7 @@ from aioflow.core.column_batch import CodedColumn, Column, ColumnBatch, NumberCo
 from aioflow.core.elements import RecordBatch
 from aioflow.core.keygroups import SubtaskCache
 from aioflow.core.wire.columns import GrowingList
-from aioflow.expressions.operations import Composite
+from aioflow.expressions.trees import Composite
 
 __all__ = ["CompositeKeys", "KeyEncoder", "KeyRouter", "arrivals"]
 

@@ -20,8 +20,7 @@ from typing import Any
 import msgspec
 
 from aioflow.expressions import nodes as ex
-from aioflow.expressions.operations import Apply, Composite, Operation
-from aioflow.expressions.trees import is_boolean
+from aioflow.expressions.trees import Apply, Composite, Operation, is_boolean
 from aioflow.expressions.values import (
     DATE_PARTS,
     cast_value,

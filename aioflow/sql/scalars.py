@@ -26,8 +26,8 @@ from aioflow.expressions.nodes import (
     Unary,
 )
 from aioflow.expressions.nodes import Field as FieldOf
-from aioflow.expressions.operations import Apply, Operation
 from aioflow.expressions.rows import compile_row
+from aioflow.expressions.trees import Apply, Operation
 from aioflow.sql import values as v
 from aioflow.sql.casts import Scalar, cast, common_type, folded, literal, widened
 from aioflow.sql.errors import SqlError

@@ -19,7 +19,7 @@ from decimal import ROUND_DOWN, ROUND_HALF_UP, Context, Decimal, InvalidOperatio
 from typing import Any
 
 from aioflow.expressions.nodes import Expr, as_expression
-from aioflow.expressions.operations import Apply, Operation
+from aioflow.expressions.trees import Apply, Operation
 from aioflow.expressions.values import epoch_ms
 
 __all__ = ["DAY_MS", "apply", "java_pattern", "json_path", "like_pattern", "parse_time"]

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from aioflow.expressions.nodes import Expr, as_expression
-from aioflow.expressions.operations import Apply, Operation
 from aioflow.expressions.roots import col, lit, when
+from aioflow.expressions.trees import Apply, Operation
 
 __all__ = ["APPLY", "CASES", "ExpressionCase"]
 
