@@ -73,7 +73,7 @@ class Capture(Protocol):
 
 
 class FormerState(Protocol):
-    """The interface of a plain snapshot that is not written yet (`rocksdb_plain`)."""
+    """The interface of a plain snapshot that is not written yet (`rocksdb`)."""
 
     def keep(self, space: Space, keys: Sequence[Any]) -> None:
         """Saves the values of `keys`, which are about to change."""

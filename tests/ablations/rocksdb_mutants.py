@@ -129,7 +129,7 @@ ROCKSDB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a plain file holds values that changed after its moment",
-        "aioflow/state/rocksdb_plain.py",
+        "aioflow/state/rocksdb.py",
         "            save_values(saved, fresh, space.present(fresh))\n",
         "            pass\n",
         (
@@ -139,14 +139,14 @@ ROCKSDB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "timers that fire while a plain file is written are not in it",
-        "aioflow/state/rocksdb_plain.py",
+        "aioflow/state/rocksdb.py",
         "            self._removed[space][entry[3]] = entry\n",
         "            pass\n",
         (f"{PLAIN}test_keys_that_come_and_go_are_written_as_they_were_and_not_to_the_database",),
     ),
     Mutant(
         "checkpoints after a plain one refer to files that no checkpoint holds any more",
-        "aioflow/state/rocksdb_plain.py",
+        "aioflow/state/rocksdb.py",
         "        self.files = {}\n",
         "",
         (f"{PLAIN}test_no_checkpoint_refers_to_files_of_one_before_a_plain_one",),
