@@ -1,26 +1,21 @@
 """The commands about the processes of a cluster: `jobmanager`, `taskmanager` and `cluster`.
 
-`cluster` starts and ends the processes on this machine.
+`local_cluster` starts and ends the processes of `cluster` on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from aioflow.api.settings import variable_of, without_settings
 from aioflow.cli.cluster_access import (
     DATA,
-    FAILED,
     FINISHED,
     LOCAL,
     PORT,
@@ -29,18 +24,19 @@ from aioflow.cli.cluster_access import (
     addresses,
     asking,
     find_started,
-    jobmanagers_of,
-    leader_retrieval_of,
-    processes_of,
     run_on_host,
     secret_of,
-    secured_host,
-    tls_arguments,
     tls_files,
 )
 from aioflow.cli.jobs import print_jobs
+from aioflow.cli.local_cluster import (
+    in_directory,
+    keep_running,
+    spawn_taskmanager,
+    start_cluster,
+    stop_cluster,
+)
 from aioflow.cli.options import (
-    UsageError,
     add_configuration,
     add_log_options,
     add_monitor_options,
@@ -48,34 +44,25 @@ from aioflow.cli.options import (
     count,
     duration,
     monitor_address,
-    monitor_arguments,
     network_memory,
     port,
     positive,
     served,
     serving_health,
 )
-from aioflow.cli.supervision import keep_running
 from aioflow.cluster.jobmanager import JobManager, JobManagerOptions, check_bind
 from aioflow.cluster.leadership import LeaderRetrieval
 from aioflow.cluster.submission import ClusterClient
 from aioflow.cluster.taskmanager import TaskManager, TaskManagerOptions
 from aioflow.core.aio import cancel_and_wait
 from aioflow.core.contexts import contextmanager
-from aioflow.core.errors import AioflowError, counted
+from aioflow.core.errors import counted
 from aioflow.core.host import Host
 from aioflow.core.timeunits import to_seconds
 from aioflow.network.local_pool import NETWORK_MEMORY_BYTES
 from aioflow.network.security import create_secret
 
 __all__ = ["add_commands"]
-
-T = TypeVar("T")
-
-LOG_FORMAT_VARIABLE = variable_of("log-format")
-POLL_S = 0.05
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
 
 
 def add_commands(commands: Any) -> None:
@@ -202,14 +189,14 @@ def _add_cluster(commands: Any) -> None:
     _add_request_timeout(start)
     _add_network_memory(start)
     add_configuration(start)
-    start.set_defaults(carry_out=partial(_in_directory, _start))
+    start.set_defaults(carry_out=partial(in_directory, start_cluster))
     status = actions.add_parser("status", help="show the processes, slots and jobs of a cluster")
     status.set_defaults(carry_out=_status)
     add_access_options(status)
     stop = actions.add_parser(
         "stop", help="end all its processes; jobs that run are taken up again at the next start"
     )
-    stop.set_defaults(carry_out=partial(_in_directory, _stop_cluster))
+    stop.set_defaults(carry_out=partial(in_directory, stop_cluster))
     for action in (start, stop):
         action.add_argument(
             "--data",
@@ -278,7 +265,7 @@ def _jobmanager(arguments: argparse.Namespace) -> int:
             whole.write_text(f"{address}:{number}\n", encoding="utf-8")
             whole.replace(arguments.data / "address")
             print(f"jobmanager listens at {address}:{number}", flush=True)
-            start = partial(_spawn_taskmanager, arguments, f"{address}:{number}", path)
+            start = partial(spawn_taskmanager, arguments, f"{address}:{number}", path)
             keeping.append(
                 asyncio.get_running_loop().create_task(
                     keep_running(
@@ -312,32 +299,6 @@ PRELOADED = (
     "encodings.idna",
 )
 """Modules that most jobs import when they are loaded."""
-
-
-def _conf_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Returns the configuration as command line arguments for another process."""
-    return [text for name, value in arguments.conf for text in ("--conf", f"{name}={value}")]
-
-
-def _spawn_taskmanager(
-    arguments: argparse.Namespace, jobmanager: str, secret: Path, number: int
-) -> subprocess.Popen[bytes]:
-    """Starts TaskManager `number` of the JobManager that has these arguments."""
-    options = [
-        "--jobmanager",
-        jobmanager,
-        "--data",
-        str(arguments.data),
-        "--slots",
-        str(arguments.slots),
-        "--network-memory",
-        str(arguments.network_memory),
-        "--secret-file",
-        str(secret),
-        *_conf_arguments(arguments),
-    ]
-    tls = tls_arguments(arguments)
-    return _spawn(arguments.data, f"taskmanager-{number}", ["taskmanager", *options, *tls])
 
 
 def _taskmanager(arguments: argparse.Namespace) -> int:
@@ -391,186 +352,6 @@ def _new_secret(host: Host) -> bytes:
     return (host.ids.new("secret") + host.ids.new("secret")).encode()
 
 
-# A cluster on this machine.
-
-
-def _in_directory(
-    action: Callable[[argparse.Namespace], int], arguments: argparse.Namespace
-) -> int:
-    """Runs `action`, which reads or writes the directory of a cluster.
-
-    Raises UsageError for a directory that cannot be used.
-    """
-    try:
-        if arguments.data.exists() and not arguments.data.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        return action(arguments)
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise UsageError(
-            f"{arguments.data} cannot be used: {error.strerror}; --data names a directory"
-        ) from error
-
-
-def _start(arguments: argparse.Namespace) -> int:
-    data = arguments.data
-    alive = processes_of(data)
-    if alive:
-        raise UsageError(
-            f"a cluster runs with {data} already (processes {', '.join(map(str, alive))}); stop "
-            "it first"
-        )
-    monitoring = monitor_arguments(arguments)
-    os.environ[LOG_FORMAT_VARIABLE] = arguments.log_format  # The processes inherit it.
-    arguments.workers, arguments.slots = shape_of(arguments.workers, arguments.slots)
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (data / "address").unlink(missing_ok=True)
-    (data / "pids").unlink(missing_ok=True)
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        return _bring_up(arguments, started, tls_arguments(arguments), monitoring)
-    except KeyboardInterrupt:
-        for process in started:
-            process.kill()
-            process.wait()
-        for pid in {*_recorded(data), *processes_of(data)}:
-            _signal(pid, signal.SIGKILL)
-        (data / "pids").unlink(missing_ok=True)
-        (data / "address").unlink(missing_ok=True)
-        raise
-
-
-def shape_of(workers: int | None, slots: int | None) -> tuple[int, int]:
-    """Returns how many TaskManagers are started, and the slots of each. None: not given.
-
-    By default each processor has a process with one slot. So the jobs use all processors, and a
-    function that blocks its event loop holds up no other job.
-    """
-    processors = os.cpu_count() or 1
-    if workers is None:
-        return (processors, 1) if slots is None else (1, slots)
-    return workers, processors if slots is None else slots
-
-
-def _bring_up(
-    arguments: argparse.Namespace,
-    started: list[subprocess.Popen[bytes]],
-    tls: list[str],
-    monitoring: list[str],
-) -> int:
-    """Starts a JobManager, which starts the TaskManagers, and waits until these are registered.
-
-    The process is appended to `started`. Returns the exit code.
-    """
-    data = arguments.data
-    options = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
-    options += ["--taskmanagers", str(arguments.workers), "--slots", str(arguments.slots)]
-    options += ["--network-memory", str(arguments.network_memory), *_conf_arguments(arguments)]
-    with _uninterrupted():
-        jobmanager = _spawn(
-            data, "jobmanager", ["jobmanager", "--data", str(data), *options, *tls, *monitoring]
-        )
-        started.append(jobmanager)
-    listens = _wait_until(
-        lambda: (data / "address").exists() or jobmanager.poll() is not None, START_TIMEOUT_S
-    )
-    if not listens or jobmanager.poll() is not None:
-        jobmanager.kill()
-        jobmanager.wait()
-        raise UsageError(f"the jobmanager did not start: {_last_words(data, 'jobmanager')}")
-    address = (data / "address").read_text(encoding="utf-8").strip()
-    arguments.at, arguments.secret_file = leader_retrieval_of(data), data / "secret"
-    return asking(
-        arguments,
-        partial(_all_registered, arguments=arguments, address=address),
-    )
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C to the end of the block.
-
-    During the start of a process, Ctrl-C would leave a process that is not recorded yet, and that
-    `aioflow cluster stop` could not find.
-    """
-    if (before := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
-        # A program that ignores Ctrl-C still does.
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
-
-
-async def _all_registered(
-    client: ClusterClient,
-    arguments: argparse.Namespace,
-    address: str,
-) -> int:
-    deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
-    while True:
-        found = await client.taskmanagers()
-        pids = _recorded(arguments.data)[1 : arguments.workers + 1]  # Those started first.
-        ended = [number for number, pid in enumerate(pids, 1) if not _signal(pid, 0)]
-        if (
-            len(found) + len(ended) >= arguments.workers
-            or asyncio.get_running_loop().time() > deadline
-        ):
-            break
-        await asyncio.sleep(POLL_S)
-    slots = sum(line[1] for line in found)
-    print(
-        f"cluster at {address}: {counted(len(found), 'taskmanager')} with "
-        f"{counted(slots, 'slot')}; logs in "
-        f"{arguments.data}"
-    )
-    if arguments.monitor is not None:  # Its port may be any free one.
-        print(
-            next(
-                line
-                for line in reversed(_log(arguments.data, "jobmanager"))
-                if line.startswith("dashboard at ")
-            )
-        )
-    for number in ended:
-        said = _last_words(arguments.data, f"taskmanager-{number}")
-        print(f"aioflow cluster: taskmanager {number} did not start: {said}", file=sys.stderr)
-    return FINISHED if len(found) == arguments.workers else FAILED
-
-
-def _last_words(data: Path, name: str) -> str:
-    """Returns the last line in the log of a process that has ended."""
-    lines = _log(data, name)
-    return lines[-1] if lines else "it said nothing"
-
-
-def _log(data: Path, name: str) -> list[str]:
-    return (data / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-
-
-def _spawn(data: Path, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
-    log = os.open(data / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        command = [sys.executable, "-m", "aioflow", *argv]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env=without_settings(os.environ, LOG_FORMAT_VARIABLE),
-        )
-    finally:
-        os.close(log)
-    with (data / "pids").open("a", encoding="utf-8") as pids:
-        pids.write(f"{process.pid}\n")
-    return process
-
-
 def _status(arguments: argparse.Namespace) -> int:
     find_started(arguments)
 
@@ -584,90 +365,3 @@ def _status(arguments: argparse.Namespace) -> int:
         return FINISHED
 
     return asking(arguments, show)
-
-
-def _stop_cluster(arguments: argparse.Namespace) -> int:
-    if not processes_of(arguments.data):
-        raise UsageError(f"no cluster runs with {arguments.data}")
-    _find(arguments)
-    leader = None
-    try:
-        leader = asyncio.run(
-            _ask_once(arguments, ClusterClient.shutdown, timeout_s=STOP_TIMEOUT_S / 3)
-        )
-    except (AioflowError, OSError) as error:
-        print(
-            f"aioflow cluster: the jobmanager does not answer ({error}), its processes are ended",
-            file=sys.stderr,
-        )
-    # JobManagers end first. A standby would become leader, and a leader treats the end of a
-    # TaskManager as a failure of its jobs.
-    for pid in jobmanagers_of(arguments.data):
-        if pid != leader:
-            _signal(pid, signal.SIGTERM)
-    _wait_until(lambda: not jobmanagers_of(arguments.data), STOP_TIMEOUT_S)
-    for pid in processes_of(arguments.data):  # TaskManagers that no leader has ended.
-        _signal(pid, signal.SIGTERM)
-    if not _wait_until(lambda: not processes_of(arguments.data), STOP_TIMEOUT_S):
-        for pid in processes_of(arguments.data):
-            _signal(pid, signal.SIGKILL)
-        _wait_until(lambda: not processes_of(arguments.data), STOP_TIMEOUT_S)
-    (arguments.data / "pids").unlink(missing_ok=True)
-    (arguments.data / "address").unlink(missing_ok=True)
-    print("cluster stopped")
-    return FINISHED
-
-
-def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Waits until `condition` holds. Returns False if that takes too long."""
-
-    async def poll() -> bool:
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while not condition():
-            if asyncio.get_running_loop().time() > deadline:
-                return False
-            await asyncio.sleep(POLL_S)
-        return True
-
-    return asyncio.run(poll())
-
-
-def _recorded(data: Path) -> list[int]:
-    """Returns the processes that were started with the cluster: the JobManager, the TaskManagers,
-    and their replacements.
-    """
-    path = data / "pids"
-    return [int(line) for line in path.read_text().split()] if path.exists() else []
-
-
-def _signal(pid: int, number: int) -> bool:
-    """Sends a signal. Returns whether there is such a process."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _find(arguments: argparse.Namespace) -> None:
-    try:
-        arguments.at = leader_retrieval_of(arguments.data)
-    except FileNotFoundError:
-        raise UsageError(f"no cluster was started with {arguments.data}") from None
-    arguments.secret_file = arguments.data / "secret"
-
-
-async def _ask_once(
-    arguments: argparse.Namespace,
-    question: Callable[[ClusterClient], Coroutine[Any, Any, T]],
-    timeout_s: float,
-) -> T:
-    host = secured_host(arguments)
-    try:
-        async with asyncio.timeout(timeout_s):
-            async with ClusterClient(
-                host, arguments.at, secret_of(arguments.secret_file)
-            ) as client:
-                return await question(client)
-    finally:
-        await host.close()

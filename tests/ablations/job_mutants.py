@@ -20,7 +20,7 @@ HUNG = "tests/api/test_hung_calls.py::"
 CANCELS = "tests/api/test_user_code_cancels.py::"
 RESOURCES = "tests/cluster/test_resource_manager.py::"
 WORKERS = "tests/cluster/test_workers.py::"
-SUPERVISION = "tests/cli/test_supervision.py::"
+SUPERVISION = "tests/cli/test_local_cluster.py::"
 TASKMANAGER = "tests/cluster/test_taskmanager.py::"
 ISOLATION = "tests/integration/test_job_isolation.py::"
 CLUSTER = "tests/integration/test_cluster.py::"
@@ -202,7 +202,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a TaskManager that has ended is not replaced",
-        "aioflow/cli/supervision.py",
+        "aioflow/cli/local_cluster.py",
         "        if code in (0, WRONG_USAGE) or",
         "        if code or code in (0, WRONG_USAGE) or",
         (
@@ -212,14 +212,14 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a TaskManager is replaced for ever",
-        "aioflow/cli/supervision.py",
+        "aioflow/cli/local_cluster.py",
         " or self.in_a_row >= REPLACEMENTS_MAX:",
         ":",
         (SUPERVISION + "test_delay_grows_to_a_bound_and_the_replacements_end",),
     ),
     Mutant(
         "a TaskManager is replaced while its cluster is stopped",
-        "aioflow/cli/supervision.py",
+        "aioflow/cli/local_cluster.py",
         "        if is_stopping():\n            return\n",
         "",
         (SUPERVISION + "test_nothing_is_replaced_while_the_cluster_stops",),
@@ -478,7 +478,7 @@ JOB_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "Ctrl-C in the midst of starting a process of a cluster leaves an unknown process",
-        "aioflow/cli/cluster.py",
+        "aioflow/cli/local_cluster.py",
         "    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))\n",
         "",
         (

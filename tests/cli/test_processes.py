@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aioflow.cli import cluster, cluster_access
+from aioflow.cli import cluster_access, local_cluster
 from aioflow.cli.cluster_access import jobmanagers_of, processes_of
 from aioflow.cli.command import main
 
@@ -112,7 +112,7 @@ def test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none(
         os.kill(os.getpid(), signal.SIGINT)
         return forked[-1]
 
-    monkeypatch.setattr(cluster.subprocess, "Popen", interrupted)
+    monkeypatch.setattr(local_cluster.subprocess, "Popen", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert main(["cluster", "start", "--data", str(tmp_path / "cluster"), "--port", "0"]) == 130
@@ -133,7 +133,7 @@ def test_by_default_each_processor_has_a_process_so_that_jobs_do_not_share_one(
     workers: int | None, slots: int | None, expected: tuple[int, int], monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    assert cluster.shape_of(workers, slots) == expected
+    assert local_cluster.shape_of(workers, slots) == expected
 
 
 def test_without_proc_they_are_found_in_the_list_of_ps(

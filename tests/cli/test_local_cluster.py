@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from aioflow.cli import supervision
-from aioflow.cli.supervision import REPLACEMENTS_MAX, Replacements, keep_running
+from aioflow.cli.local_cluster import REPLACEMENTS_MAX, Replacements, keep_running
 
 
 def test_delay_grows_to_a_bound_and_the_replacements_end() -> None:
