@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,6 +31,7 @@ from aioflow.cluster.heartbeat import (
 from aioflow.cluster.job_processes import JobProcess, JobProcesses
 from aioflow.cluster.job_session import REQUESTS, AttemptKey, JobSession, pack_error
 from aioflow.cluster.leadership import LeaderRetrieval, NoLeader, connect_to_leader
+from aioflow.cluster.open_jobs import OpenJobs, log_failure
 from aioflow.cluster.pulse import Pulse
 from aioflow.cluster.rpc import RpcConnection
 from aioflow.cluster.shipping import load_job
@@ -44,7 +45,7 @@ from aioflow.cluster.slots import (
     TaskSlotTable,
 )
 from aioflow.core.aio import cancel_and_wait, wait_all
-from aioflow.core.errors import AioflowError, Broken, Closed, JobNotRunning, counted
+from aioflow.core.errors import AioflowError, Broken, Closed, counted
 from aioflow.core.timeunits import LogBackoff
 from aioflow.core.wire.serializers import Codec
 from aioflow.graph.deployment import ExecutionAttemptId
@@ -111,24 +112,6 @@ class TaskManagerOptions:
     )
 
 
-class Session(Protocol):
-    """A job that is open here: a `JobSession`, or a `JobProcess` which has one."""
-
-    token: int
-    location: str
-    requests: dict[str, Callable[..., Any]]
-    """Name in `REQUESTS` -> the function that answers it. The function returns an awaitable if the
-    job has a process of its own.
-    """
-
-    @property
-    def has_run(self) -> bool: ...
-    @property
-    def report(self) -> Callable[[], None]: ...
-    def cancel_task(self, attempt: ExecutionAttemptId) -> None: ...
-    async def close(self) -> None: ...
-
-
 class TaskManager:
     """Runs until `run` is cancelled, or the JobManager releases it."""
 
@@ -163,13 +146,10 @@ class TaskManager:
             if options.isolated
             else None
         )
-        self._sessions: dict[str, Session] = {}
-        self._ending: dict[Session, None] = {}
-        """Sessions that are being closed. `run` waits for them."""
-        self._opening: dict[str, asyncio.Task[None]] = {}
-        """Tasks that find the JobMaster of a job and load its code, by job."""
+        self._jobs = OpenJobs(self, self._table, host, options.reconnect_s)
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._connection: RpcConnection | None = None
+        self.connection: RpcConnection | None = None
+        """Connection to the JobManager, None while there is none."""
         self._registration = 0
         self._log_backoff = LogBackoff()
         self._monitor = HeartbeatMonitor(options.heartbeat, lambda _: self._report())
@@ -240,18 +220,16 @@ class TaskManager:
                 if not self._released:
                     await asyncio.sleep(self._options.reconnect_s)
         finally:
-            await cancel_and_wait(
-                [timers, reports, *collecting, *self._opening.values(), *self._tasks]
-            )
+            await cancel_and_wait([timers, reports, *collecting, *self._jobs.opening, *self._tasks])
             closings = [
                 asyncio.get_running_loop().create_task(session.close(), name="close a session")
-                for session in [*self._ending, *self._sessions.values()]
+                for session in self._jobs.left
             ]
             await wait_all(closings)
             if self._processes is not None:
                 await self._processes.close()
-            if self._connection is not None:
-                await self._connection.close()
+            if self.connection is not None:
+                await self.connection.close()
             await self.inspector.close()
             for failure in await cancel_and_wait(closings):
                 raise failure
@@ -260,8 +238,8 @@ class TaskManager:
         """Ends the tasks, then `run`."""
         self._released = True
         self._disconnected.set()
-        if self._connection is not None:
-            self._connection.abort(Closed("this taskmanager is stopped"))
+        if self.connection is not None:
+            self.connection.abort(Closed("this taskmanager is stopped"))
 
     def _waits(self, level: int, error: Exception) -> None:
         """Logs, at growing intervals, that the TaskManager looks for a JobManager."""
@@ -288,7 +266,7 @@ class TaskManager:
             self._handlers(),
             self._on_closed,
         )
-        self._connection, self._accepted = connection, True
+        self.connection, self._accepted = connection, True
         try:
             async with asyncio.timeout(REGISTER_S):
                 self._registration = await connection.call(
@@ -314,7 +292,7 @@ class TaskManager:
             for job_id in dict.fromkeys(
                 status.job_id for status in self._table.report() if status.job_id is not None
             ):
-                self._look_for_job_master(job_id)
+                self._jobs.open(job_id)
             who = (self.id, self._registration)
             interval_s = self._options.heartbeat.interval_s
             async with Pulse(
@@ -324,19 +302,12 @@ class TaskManager:
         finally:
             self._heard_at, self._pulse = self.heard_at, None
             self._monitor.unmonitor(PEER)
-            self._connection = None
+            self.connection = None
             await connection.close()
-            self._job_masters_lost()
+            self._jobs.job_masters_lost()
 
     def _on_closed(self, connection: RpcConnection) -> None:
         self._disconnected.set()
-
-    def _job_masters_lost(self) -> None:
-        for job_id, session in self._sessions.items():
-            self._carry_out(
-                self._table.job_master_lost(job_id, session.token, self._host.clock.monotonic())
-            )
-        self._close_unused()
 
     # Requests of the JobManager.
 
@@ -356,7 +327,7 @@ class TaskManager:
 
     def _to_session(self, request: str, what: str | AttemptKey, *args: Any) -> Any:
         """Hands a request about a job or an attempt to the session of the job."""
-        session = self._session(what if isinstance(what, str) else what[0])
+        session = self._jobs.session(what if isinstance(what, str) else what[0])
         return session.requests[request](what, *args)
 
     def _on_heartbeat(self) -> None:
@@ -370,7 +341,7 @@ class TaskManager:
         Otherwise returns the content of the slot: (index, job, allocation).
         """
         try:
-            self._carry_out(
+            self.carry_out(
                 self._table.request(
                     index, job_id, allocation_id, address, self._host.clock.monotonic()
                 )
@@ -382,7 +353,7 @@ class TaskManager:
     def _on_submit_task(
         self, job_id: str, token: int, key: AttemptKey, allocation_id: str, content: bytes
     ) -> Awaitable[None] | None:
-        attempt, session = ExecutionAttemptId(*key), self._session(job_id)
+        attempt, session = ExecutionAttemptId(*key), self._jobs.session(job_id)
         self._table.add_task(attempt, allocation_id, token)
         try:
             answer = session.requests["submit_task"](job_id, token, key, allocation_id, content)
@@ -417,18 +388,15 @@ class TaskManager:
             self._processes.lose(job_id, why)
 
     def _on_free_slot(self, allocation_id: str, token: int, reason: str) -> None:
-        self._carry_out(self._table.free_slot(allocation_id, token, reason))
+        self.carry_out(self._table.free_slot(allocation_id, token, reason))
 
     def _on_job_over(self, job_id: str, token: int) -> None:
-        self._carry_out(self._table.job_over(job_id, token))
-        self._close_unused()
+        self.carry_out(self._table.job_over(job_id, token))
+        self._jobs.close_unused()
 
     async def _on_close_job(self, job_id: str) -> None:
         """Closes a finished job, and raises the errors of its resources."""
-        session = self._sessions.pop(job_id, None)
-        if session is not None:
-            self._drop_token(job_id, session.token)
-            await self._close(session)
+        await self._jobs.close(job_id)
 
     def give_up(self, why: str) -> None:
         """Asks the JobManager to end this process."""
@@ -439,42 +407,37 @@ class TaskManager:
         self._released = True
         self._disconnected.set()
 
-    def _session(self, job_id: str) -> Session:
-        session = self._sessions.get(job_id)
-        if session is None:
-            raise Closed(f"job {job_id} is not open on taskmanager {self.id}: it has no slot here")
-        return session
-
     # Instructions of the slot table.
 
-    def _carry_out(self, instructions: list[Instruction]) -> None:
+    def carry_out(self, instructions: list[Instruction]) -> None:
+        """Carries out what the slot table decided."""
         for instruction in instructions:
             match instruction:
                 case ConnectToJobMaster(job_id, _):
-                    self._look_for_job_master(job_id)
+                    self._jobs.open(job_id)
                 case OfferSlots():
-                    self._begin(self._offer(instruction), "offer slots")
+                    self.begin(self._offer(instruction), "offer slots")
                 case FailTasks(attempts, reason):
                     # After a release it disconnects itself, so no JobMaster is lost.
                     why = "it was told to end" if self._released else reason
                     logger.info("taskmanager %s ends %d tasks: %s", self.id[:8], len(attempts), why)
                     for attempt in attempts:
-                        session = self._sessions.get(attempt.job_id)
+                        session = self._jobs.sessions.get(attempt.job_id)
                         if session is not None:
                             session.cancel_task(attempt)
                         if isinstance(session, JobProcess):
-                            self._begin(self._watch(attempt, session), f"end {attempt}")
+                            self.begin(self._watch(attempt, session), f"end {attempt}")
                 case SlotFreed(_, job_id, allocation_id, reason):
                     self.tell(
                         "slot_freed", self.id, self._registration, job_id, allocation_id, reason
                     )
                     self._share_memory(job_id)
-                    self._close_unused()
+                    self._jobs.close_unused()
 
     async def _watch(self, attempt: ExecutionAttemptId, process: JobProcess) -> None:
         """Ends the process of a task that does not end."""
         why = await process.until_overdue()
-        if self._table.holds(attempt) and self._sessions.get(attempt.job_id) is process:
+        if self._table.holds(attempt) and self._jobs.sessions.get(attempt.job_id) is process:
             process.worker.lose(f"its task {attempt} {why}")
 
     def _memory_of(self, job_id: str) -> int:
@@ -483,33 +446,33 @@ class TaskManager:
         return total * self._table.slots_of(job_id) // self._options.slots
 
     def _share_memory(self, job_id: str) -> None:
-        session = self._sessions.get(job_id)
-        if isinstance(session, JobProcess) and self._has_slot(job_id):
+        session = self._jobs.sessions.get(job_id)
+        if isinstance(session, JobProcess) and self._jobs.has_slot(job_id):
             session.resize(self._memory_of(job_id))
 
     # Reports of the processes of jobs.
 
     def tell(self, method: str, *args: Any) -> None:
         """Sends a report to the JobManager, if one is connected."""
-        if self._connection is not None:
-            self._connection.notify(method, *args)
+        if self.connection is not None:
+            self.connection.notify(method, *args)
 
     def task_ended(self, attempt: ExecutionAttemptId) -> None:
         """Notes that a task has released its resources."""
-        self._carry_out(self._table.task_ended(attempt))
+        self.carry_out(self._table.task_ended(attempt))
 
     def process_lost(self, process: JobProcess, loss: Broken) -> None:
         """Gives back the slots of a process that has ended with its tasks."""
         job_id = process.job_id
-        if self._sessions.get(job_id) is not process:
+        if self._jobs.sessions.get(job_id) is not process:
             return  # Another process has its slots.
-        del self._sessions[job_id]
+        del self._jobs.sessions[job_id]
         # First the job, which tells why its tasks are lost. Then its slots are given away.
         self.tell("process_lost", self.id, job_id, process.token, pack_error(loss, Codec()))
-        self._carry_out(self._table.give_back(job_id, str(loss)))
+        self.carry_out(self._table.give_back(job_id, str(loss)))
 
     async def _offer(self, offer: OfferSlots) -> None:
-        session, connection = self._sessions.get(offer.job_id), self._connection
+        session, connection = self._jobs.sessions.get(offer.job_id), self.connection
         if session is None or connection is None or session.token != offer.token:
             return
         offers = [(slot.allocation_id, slot.index) for slot in offer.slots]
@@ -517,7 +480,7 @@ class TaskManager:
             accepted, rejected = await connection.call(
                 "offer_slots", self.id, offer.job_id, offer.token, session.location, offers
             )
-            self._carry_out(
+            self.carry_out(
                 self._table.offer_answered(
                     offer.job_id, offer.token, offer.offer, tuple(accepted), tuple(rejected)
                 )
@@ -526,66 +489,17 @@ class TaskManager:
             return  # The end of the connection is handled elsewhere.
         except AioflowError as error:
             logger.info("slots of job %s were not taken: %s", offer.job_id, error)
-            self._drop_job(offer.job_id)
+            self._jobs.drop(offer.job_id)
 
-    def _look_for_job_master(self, job_id: str) -> None:
-        if job_id not in self._opening:
-            task = asyncio.get_running_loop().create_task(
-                self._open_job(job_id), name=f"open job {job_id[:8]}"
-            )
-            self._opening[job_id] = task
-            task.add_done_callback(lambda ended: self._on_opened(job_id, ended))
+    async def load(self, job_id: str, token: int, content: bytes) -> bytes:
+        """Loads the code of a job, and adds its session to the open jobs.
 
-    def _on_opened(self, job_id: str, opening: asyncio.Task[None]) -> None:
-        del self._opening[job_id]
-        self._log_failure(opening)
-        self._close_unused()  # The slot may be freed by now.
-
-    async def _open_job(self, job_id: str) -> None:
-        """Gets the code from the JobMaster, loads it, and offers the slots.
-
-        It tries until there is a JobMaster, or the slot is freed.
+        Returns the packed error of the code, or nothing. May also raise the error.
         """
-        while (connection := self._connection) is not None and self._has_slot(job_id):
-            try:
-                token, content = await connection.call("open_job", self.id, job_id)
-            except Broken:
-                return
-            except JobNotRunning as error:
-                # It ended while the slot was on its way.
-                self._carry_out(self._table.give_back(job_id, str(error)))
-                return
-            except AioflowError as error:
-                logger.debug("job %s cannot be opened yet: %s", job_id, error)
-                await asyncio.sleep(self._options.reconnect_s)
-                continue
-            old = self._sessions.get(job_id)
-            if old is not None and old.token != token:
-                await old.close()
-                self._sessions.pop(job_id, None)
-                old = None
-            try:
-                failure = b""
-                if old is None:
-                    if self._processes is None:
-                        await self._open_here(job_id, token, content)
-                    else:
-                        failure = await self._open_apart(self._processes, job_id, token, content)
-            # User code: any error belongs to the job.
-            except Exception as error:  # noqa: BLE001
-                logger.warning("job %s cannot be opened: %r", job_id, error)
-                failure = pack_error(error, Codec())
-            if failure:
-                self.tell("job_not_opened", self.id, job_id, token, failure)
-                # The slot may be requested again at once.
-                await asyncio.sleep(self._options.reconnect_s)
-                self._table.job_master_connected(job_id, token, self._host.clock.monotonic())
-                self._carry_out(self._table.job_over(job_id, token))
-                return
-            self._carry_out(
-                self._table.job_master_connected(job_id, token, self._host.clock.monotonic())
-            )
-            return
+        if self._processes is not None:
+            return await self._open_apart(self._processes, job_id, token, content)
+        await self._open_here(job_id, token, content)
+        return b""
 
     async def _open_here(self, job_id: str, token: int, content: bytes) -> None:
         """Loads the code of a job into this process. Raises the errors of the code."""
@@ -607,7 +521,7 @@ class TaskManager:
             self._pool,
         )
         await session.open(self._options.bind)
-        self._sessions[job_id] = session
+        self._jobs.sessions[job_id] = session
         if self._collector is not None:
             # Loaded code stays for ever, so the collector need not walk it again.
             gc.collect()
@@ -633,8 +547,8 @@ class TaskManager:
                 process.worker.lose("its job could not be opened")
         if failure:
             logger.warning("job %s cannot be opened: its code could not be loaded", job_id)
-        elif self._connection is not None:
-            self._sessions[job_id] = process
+        elif self.connection is not None:
+            self._jobs.sessions[job_id] = process
             self._share_memory(job_id)
         return failure
 
@@ -643,82 +557,37 @@ class TaskManager:
             self._collector.look_everywhere()
         self.task_ended(attempt)
 
-    def _drop_job(self, job_id: str) -> None:
-        session = self._sessions.get(job_id)
-        if session is not None:
-            try:
-                self._carry_out(self._table.job_over(job_id, session.token))
-            except AioflowError as error:
-                logger.debug("job %s is gone already: %s", job_id, error)
-            self._close_unused()
-
-    def _has_slot(self, job_id: str) -> bool:
-        return any(status.job_id == job_id for status in self._table.report())
-
-    def _close_unused(self) -> None:
-        """Closes the jobs that no longer need this process.
-
-        A job whose tasks have finished here stays until it is over. Other processes may still read
-        their output, and shared resources are closed at its end.
-        """
-        for job_id, session in list(self._sessions.items()):
-            if self._has_slot(job_id) or job_id in self._opening:
-                continue
-            if not (session.has_run and self._table.is_connected(job_id)):
-                del self._sessions[job_id]
-                self._drop_token(job_id, session.token)
-                self._begin(self._close(session), f"close job {job_id[:8]}")
-
-    async def _close(self, session: Session) -> None:
-        """Closes a session that serves no job any more. A cancellation leaves that to `run`."""
-        self._ending[session] = None
-        await session.close()
-        del self._ending[session]
-
-    def _drop_token(self, job_id: str, token: int) -> None:
-        """Disconnects the JobMaster of a job whose code is closed here.
-
-        The slot table then does not offer it the next slot.
-        """
-        try:
-            self._carry_out(self._table.job_over(job_id, token))
-        except AioflowError:
-            return
-
     # Messages and time.
 
     async def ask(self, method: str, *args: Any) -> Any:
         """Asks the JobMaster of a job. Raises Broken if there is no JobManager."""
-        if self._connection is None:
+        if self.connection is None:
             raise Broken("there is no jobmanager now")
-        return await self._connection.call(method, *args)
+        return await self.connection.call(method, *args)
 
     @property
     def is_writable(self) -> bool:
         """Whether the JobManager takes messages that are not needed."""
-        return self._connection is not None and self._connection.is_writable
+        return self.connection is not None and self.connection.is_writable
 
     def _report(self) -> list[tuple[Any, ...]]:
         return [msgspec.structs.astuple(status) for status in self._table.report()]
 
-    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Starts a task that `run` ends."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        self._log_failure(task)
-
-    def _log_failure(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s failed: %r", task.get_name(), error)
+        log_failure(task)
 
     async def _run_timers(self) -> None:
         while True:
             await asyncio.sleep(self._options.heartbeat.interval_s / 4)
             now = self._host.clock.monotonic()
-            self._carry_out(self._table.tick(now))
+            self.carry_out(self._table.tick(now))
             if self._pulse is not None:
                 # The thread heard the JobManager while a function blocked this loop: that was no
                 # silence.
@@ -742,11 +611,11 @@ class TaskManager:
     async def _run_reports(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
-            for session in self._sessions.values():
+            for session in self._jobs.sessions.values():
                 session.report()
 
     def _report_metrics(self, job_id: str) -> None:
-        session = self._sessions.get(job_id)
+        session = self._jobs.sessions.get(job_id)
         if not isinstance(session, JobSession):
             return
         own = self.inspector.metrics() if self.inspector.runs else {}

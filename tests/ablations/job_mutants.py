@@ -1508,8 +1508,8 @@ JOB_MUTANTS: list[Mutant] = [
     Mutant(
         "a session that is being closed is left behind by its taskmanager",
         "aioflow/cluster/taskmanager.py",
-        "                for session in [*self._ending, *self._sessions.values()]\n",
-        "                for session in self._sessions.values()\n",
+        "                for session in self._jobs.left\n",
+        "                for session in self._jobs.sessions.values()\n",
         (
             "tests/cluster/test_taskmanager.py::"
             "test_a_session_that_is_being_closed_is_closed_before_its_taskmanager_ends",

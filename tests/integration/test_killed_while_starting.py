@@ -256,7 +256,7 @@ async def test_replacements_that_are_killed_while_they_start_are_replaced_too(
 
 
 ON_A_CLUSTER = {
-    "the slots": "taskmanager|aioflow.cluster.taskmanager:TaskManager._open_job",
+    "the slots": "taskmanager|aioflow.cluster.open_jobs:OpenJobs._open",
     "the import of the job": WORKER + "|aioflow.cluster.job_process:load_job",
     "the deployment": WORKER + "|aioflow.cluster.task_executor:TaskExecutor.submit_task",
     "the opening": STAGES["the opening"],
