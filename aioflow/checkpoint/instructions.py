@@ -3,13 +3,16 @@ returns.
 
 `CheckpointFailureReason` lists the reasons why a checkpoint may fail, for tasks, coordinator and
 statistics. `FailureCounter` counts the failures, of which a job tolerates a limited number. After
-Flink's CheckpointFailureReason and CheckpointFailureManager.
+Flink's CheckpointFailureReason and CheckpointFailureManager. `InOrder` carries out instructions.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -27,6 +30,7 @@ __all__ = [
     "Discard",
     "FailJob",
     "FailureCounter",
+    "InOrder",
     "Instruction",
     "Moment",
     "NotifyAborted",
@@ -36,6 +40,8 @@ __all__ = [
     "WakeAt",
     "WarnBehind",
 ]
+
+T = TypeVar("T")
 
 
 class CheckpointFailureReason(StrEnum):
@@ -341,3 +347,29 @@ class CheckpointSettings:
 
     None: metadata has no MAC, so anyone who can write to the store can change it.
     """
+
+
+class InOrder(Generic[T]):
+    """Carries out instructions by `do`, in order.
+
+    Instructions that `do` causes at once, as for a failed deployment, go to the end.
+    """
+
+    __slots__ = ("_do", "_is_running", "_waiting")
+
+    def __init__(self, do: Callable[[T], None]) -> None:
+        self._do = do
+        self._waiting: deque[T] = deque()
+        self._is_running = False
+
+    def carry_out(self, instructions: Iterable[T]) -> None:
+        """Carries out `instructions`, or leaves them to the call that is carrying out others."""
+        self._waiting.extend(instructions)
+        if self._is_running:
+            return
+        self._is_running = True
+        try:
+            while self._waiting:
+                self._do(self._waiting.popleft())
+        finally:
+            self._is_running = False

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from functools import partial
@@ -29,6 +28,7 @@ from aioflow.checkpoint.instructions import (
     CoordinatorOptions,
     Discard,
     FailJob,
+    InOrder,
     Instruction,
     Moment,
     NotifyAborted,
@@ -128,8 +128,7 @@ class JobCheckpoints:
         self.store: FlowStore = open_store(flow_url(settings.store, graph.name), host, settings.key)
         self._coordinator: CheckpointCoordinator | None = None
         self._tasks: CheckpointedTasks | None = None
-        self._instructions: deque[Instruction] = deque()
-        self._carrying_out = False
+        self._carry_out = InOrder(self._do).carry_out
         self._beside: dict[asyncio.Task[None], None] = {}
         """Writes, deletions and a warning in progress."""
         self._warning: asyncio.Task[None] | None = None
@@ -520,18 +519,6 @@ class JobCheckpoints:
             self._waiting.pop(number, None)
 
     # Instructions.
-
-    def _carry_out(self, instructions: list[Instruction]) -> None:
-        """Carries out instructions in order. Instructions that they cause go to the end."""
-        self._instructions.extend(instructions)
-        if self._carrying_out:
-            return
-        self._carrying_out = True
-        try:
-            while self._instructions:
-                self._do(self._instructions.popleft())
-        finally:
-            self._carrying_out = False
 
     def _do(self, instruction: Instruction) -> None:
         match instruction:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from typing import TYPE_CHECKING
 
+from aioflow.checkpoint.instructions import InOrder
 from aioflow.cluster.execution_graph import (
     CancelTask,
     Deploy,
@@ -116,8 +116,7 @@ class JobMaster:
         self.checkpoint_settings = checkpoints
         self._restarts = 0
         """Number of restarts that are logged."""
-        self._instructions: deque[Instruction] = deque()
-        self._carrying_out = False
+        self._instructions = InOrder(self._do)
         self._discovery = SplitDiscovery(host, self.executions, self._discovered)
         self._limits = SourceLimits(self.executions, self._limit_source)
         self._rescaling = Rescaling(self.executions, self._checkpoints, self._carry_out)
@@ -361,23 +360,12 @@ class JobMaster:
         self._carry_out(instructions)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        """Carries out `instructions` in order.
-
-        Instructions that they cause at once (for a failed deployment) go to the end.
-        """
+        """Carries out `instructions` in order, and notes what has changed."""
         self._note_status(self.status)
         if not self.started.done() and (self.executions.all_have_run or self.status.is_terminal):
             self.started.set_result(None)
         self._rescaling.changed()
-        self._instructions.extend(instructions)
-        if self._carrying_out:
-            return
-        self._carrying_out = True
-        try:
-            while self._instructions:
-                self._do(self._instructions.popleft())
-        finally:
-            self._carrying_out = False
+        self._instructions.carry_out(instructions)
 
     def _do(self, instruction: Instruction) -> None:
         match instruction:

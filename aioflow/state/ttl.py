@@ -416,15 +416,7 @@ class TimedListView(TimedView, ListView):
         # Expired elements stay until they are read or the index finds them. Searching for them here
         # would examine the whole list each time.
         now = self._now_ms()
-        added = [(now, value) for value in values]
-        key = self._backend.current_key
-        if (dirty := self._dirty) is not None and key not in dirty:
-            dirty[key] = key in self._entries
-        stored = self._entries.get(key)
-        if stored is None:
-            self._store[key] = added
-        else:
-            stored.extend(added)
+        self.extend([(now, value) for value in values])
         self._written(now)
 
 

@@ -219,14 +219,18 @@ class ListView(View):
     def add_all(self, values: Iterable[Any]) -> None:
         added = self.checked(values)
         if added:
-            key = self._backend.current_key
-            if (dirty := self._dirty) is not None and key not in dirty:
-                dirty[key] = key in self._entries
-            stored = self._entries.get(key)
-            if stored is None:
-                self._store[key] = added
-            else:
-                stored.extend(added)
+            self.extend(added)
+
+    def extend(self, added: list[Any]) -> None:
+        """Appends stored elements to the list of the current key. The state keeps `added`."""
+        key = self._backend.current_key
+        if (dirty := self._dirty) is not None and key not in dirty:
+            dirty[key] = key in self._entries
+        stored = self._entries.get(key)
+        if stored is None:
+            self._store[key] = added
+        else:
+            stored.extend(added)
 
     def update(self, values: Iterable[Any]) -> None:
         new = self.checked(values)

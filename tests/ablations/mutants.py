@@ -421,10 +421,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "an element that is added looks at the times of all others",
         "aioflow/state/ttl.py",
-        "        stored = self._entries.get(key)\n        if stored is None:\n            "
-        "self._store[key] = added\n",
-        "        stored = self._current()\n        if stored is MISSING:\n            "
-        "self._store[key] = added\n",
+        "        self.extend([(now, value) for value in values])\n",
+        "        self._current()\n        self.extend([(now, value) for value in values])\n",
         (
             "tests/state/test_ttl_work.py::"
             "test_an_element_costs_the_same_however_long_the_list_is_that_it_is_added_to",
