@@ -76,12 +76,7 @@ class HarnessTask:
         index: int,
         restored: Sequence[Sequence[OperatorStateSnapshot]],
     ) -> None:
-        for former in restored:
-            if len(former) != len(plan.operators):
-                raise RestoreError(
-                    f"the snapshot has {len(former)} operators, the harness runs "
-                    f"{len(plan.operators)}"
-                )
+        _check_restored(restored, plan)
         self.loop = VirtualLoop(now_ms / 1000)
         self.host = VirtualHost(self.loop)
         self.resources = ResourceScope()
@@ -112,19 +107,9 @@ class HarnessTask:
             (), self._on_output, AVAILABLE, self.host.clock.perf_ns, scope=self._scope
         )
         self._chain.holds_end = False
-        settings = SubtaskSettings(
-            job_name="harness",
-            task_name=f"{self.name} ({index + 1}/{parallelism})",
-            index=index,
-            parallelism=parallelism,
-            max_parallelism=plan.max_parallelism,
-            now_ms=self.host.clock.wall_ms,
-            checkpointing=True,  # A snapshot stands for a checkpoint: it decides what is committed.
-            debug=True,
-        )
         self._runtime = OperatorRuntime(
             self,
-            settings,
+            self._settings(),
             self._processor,
             self._chain,
             self,
@@ -142,6 +127,18 @@ class HarnessTask:
         self._task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._task.add_done_callback(lambda _: self.loop.stop())
         self._wait_for(lambda: self._opened)
+
+    def _settings(self) -> SubtaskSettings:
+        return SubtaskSettings(
+            job_name="harness",
+            task_name=f"{self.name} ({self.index + 1}/{self.parallelism})",
+            index=self.index,
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+            now_ms=self.host.clock.wall_ms,
+            checkpointing=True,  # A snapshot stands for a checkpoint: it decides what is committed.
+            debug=True,
+        )
 
     # From outside of the loop.
 
@@ -379,3 +376,12 @@ class HarnessContext(TaskOperatorContext):
         reaches a timer 1000 ms from now.
         """
         return super().register_processing_timer(timestamp_ms - 1, lambda _: callback(timestamp_ms))
+
+
+def _check_restored(restored: Sequence[Sequence[OperatorStateSnapshot]], plan: HarnessPlan) -> None:
+    """Raises RestoreError if a snapshot is of other operators than the harness runs."""
+    for former in restored:
+        if len(former) != len(plan.operators):
+            raise RestoreError(
+                f"the snapshot has {len(former)} operators, the harness runs {len(plan.operators)}"
+            )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from aioflow.api.flow import Flow
     from aioflow.api.job import Job, JobResult
     from aioflow.api.streams import DataStream, FlowOfStreams
+    from aioflow.graph.stream_graph import StreamGraph
 
 __all__ = ["SimulatedRun", "run_simulated"]
 
@@ -125,16 +126,7 @@ def run_simulated(
                 f"collect has {stream!r} of flow {stream.flow.name!r}, expected a stream of "
                 f"{flow.name!r}"
             )
-        everything = [upstream.partitioned(ShipStrategy.GLOBAL) for upstream in stream.upstreams]
-        factory = partial(CollectOperator, Collected(rows))
-        add_operator(
-            graph,
-            "collect",
-            [everything],
-            factory,
-            OperatorOptions(name="collect", parallelism=1),
-            sink=True,
-        )
+        _collect(graph, stream, rows)
 
     async def run_flow(host: SimulatedHost) -> None:
         if clock is not None:
@@ -178,6 +170,19 @@ def run_simulated(
         virtual_s=result.virtual_s,
         faults=outcome.faults,
         errors=result.errors,
+    )
+
+
+def _collect(graph: StreamGraph, stream: DataStream[Any], rows: list[Any]) -> None:
+    """Adds a sink to `graph` that appends the elements of `stream` to `rows`."""
+    everything = [upstream.partitioned(ShipStrategy.GLOBAL) for upstream in stream.upstreams]
+    add_operator(
+        graph,
+        "collect",
+        [everything],
+        partial(CollectOperator, Collected(rows)),
+        OperatorOptions(name="collect", parallelism=1),
+        sink=True,
     )
 
 

@@ -64,10 +64,9 @@ SPARK_MUTANTS: list[Mutant] = [
         "what an operator has beside the state of a key is forgotten between batches of Spark",
         "aioflow/spark/streaming/keys.py",
         (
-            "                contexts[0].operator_state.restore(\n"
-            "                    decode_operator_state(kept.operator, self._codec, "
-            "contexts[0].name)\n"
-            "                )\n"
+            "        contexts[0].operator_state.restore(\n"
+            "            decode_operator_state(kept.operator, self._codec, contexts[0].name)\n"
+            "        )\n"
         ),
         "",
         (f"{STREAM}test_answers_are_those_of_the_engine",),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -116,47 +117,14 @@ class KeyedStage:
         given.sort(key=_place)
         out: list[BlockRow] = []
         self._clock.now_ms = now_ms
-
-        async def restore(contexts: Sequence[TaskOperatorContext]) -> None:
-            if kept is not None:
-                keyed = contexts[0].keyed_state
-                assert keyed is not None, "the stage begins with a keyed operator"
-                file = StateFile("", len(kept.content), kept.digest, kept.content)
-                handle = KeyedStateHandle(
-                    CANONICAL, kept.max_parallelism, 0, kept.max_parallelism - 1, (file,)
-                )
-                await keyed.restore_from([handle], InlineState())
-                contexts[0].operator_state.restore(
-                    decode_operator_state(kept.operator, self._codec, contexts[0].name)
-                )
-
-        def outlet(edge: JobEdge, owner: str) -> BlockWriter:
-            partitioner = create_partitioner(
-                edge.partitioning,
-                1,
-                max_parallelism=1,
-                subtask_index=0,
-                rng=self._host.rng,
-                place=owner,
-            )
-            return BlockWriter(
-                edge.id,
-                self._producer,
-                partitioner,
-                self._codec,
-                owner,
-                self._clock.wall_ms,
-                out.append,
-            )
-
         subtask = StageSubtask(
             self._host,
             self._job,
             self._stage,
             self._id,
-            outlet,
+            partial(self._outlet, out),
             clock=self._clock,
-            restore=restore,
+            restore=partial(self._restore, kept),
             shares_loop=False,
         )
 
@@ -171,6 +139,41 @@ class KeyedStage:
 
         content, timer_ms = await subtask.run(work)
         return Turn([self._numbered(row) for row in out], content, timer_ms)
+
+    async def _restore(self, kept: _Kept | None, contexts: Sequence[TaskOperatorContext]) -> None:
+        """Restores the state of the key, if there is any."""
+        if kept is None:
+            return
+        keyed = contexts[0].keyed_state
+        assert keyed is not None, "the stage begins with a keyed operator"
+        file = StateFile("", len(kept.content), kept.digest, kept.content)
+        handle = KeyedStateHandle(
+            CANONICAL, kept.max_parallelism, 0, kept.max_parallelism - 1, (file,)
+        )
+        await keyed.restore_from([handle], InlineState())
+        contexts[0].operator_state.restore(
+            decode_operator_state(kept.operator, self._codec, contexts[0].name)
+        )
+
+    def _outlet(self, out: list[BlockRow], edge: JobEdge, owner: str) -> BlockWriter:
+        """Returns a writer of the rows on `edge`, which appends them to `out`."""
+        partitioner = create_partitioner(
+            edge.partitioning,
+            1,
+            max_parallelism=1,
+            subtask_index=0,
+            rng=self._host.rng,
+            place=owner,
+        )
+        return BlockWriter(
+            edge.id,
+            self._producer,
+            partitioner,
+            self._codec,
+            owner,
+            self._clock.wall_ms,
+            out.append,
+        )
 
     async def _keep(
         self, context: TaskOperatorContext, operator: Operator
