@@ -79,7 +79,10 @@ class Rescaling:
     async def outcome(
         self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None
     ) -> Exception | None:
-        """Does `run`, and returns its error: the group of the job would end the job for it."""
+        """Rescales like `run`, and returns its error instead of raising it.
+
+        The job runs this in its task group, where an error that is raised ends the job.
+        """
         try:
             await self.run(graph, resources)
         except Exception as error:  # noqa: BLE001  # Raised where the rescaling was asked for.

@@ -172,12 +172,12 @@ class LoopWatch:
         self._handle = self._loop.call_later(BEAT_S, self._beat)
 
     def note(self, operator: ScopeOperator | None, seconds: float) -> Hold | None:
-        """Notes that an action occupied the loop for `seconds`, as its task has measured.
+        """Finds the code that occupied the loop for `seconds`, and keeps it as a `Hold`.
 
-        `operator` is the operator that the task holds responsible. With None, the samples of the
-        stack decide. Returns None if the thread had no processor for most of the time. Also returns
-        None if it had one, but neither computed nor was seen in user code, or if the engine was
-        importing a library.
+        The task has measured `seconds`. `operator` is the operator that it holds responsible; with
+        None, the samples of the stack decide. Returns None if no code of the job is to blame: the
+        thread had no processor for most of the time, the engine was importing a library, or the
+        thread waited outside of user code.
         """
         since = self._times().minus(self._began)
         self._reported_s += seconds

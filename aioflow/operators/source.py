@@ -296,11 +296,10 @@ class SplitFinder(Protocol):
     def recognise(
         self, former: Sequence[Any], found: Sequence[Split], /
     ) -> tuple[Sequence[str], Sequence[Split]]:
-        """Returns the ids of `former` as `discover` spells them now, and the other splits of
-        `found`.
+        """Finds the splits of a checkpoint among those that `discover` has found.
 
-        Called after each restore. `former` are the splits of the checkpoint, `found` those found so
-        far.
+        Called after each restore. Returns the present id of each split in `former`, which the
+        checkpoint holds, and the splits in `found` that are new.
         """
 
     def fresh(self) -> Self:

@@ -486,7 +486,8 @@ class ConsumerExchange:
             credit.unannounced += 1
 
     def _take_over_one(self, inlet: _Inlet, *, stays: bool) -> int:
-        """Takes over the oldest pending frame; returns the number of elements that end with it.
+        """Takes over the oldest pending frame. Returns 1 if it is the last one of an element, else
+        0.
 
         `stays`: whether its content waits here, because the task has not taken the element yet.
         """

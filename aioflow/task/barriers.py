@@ -151,7 +151,7 @@ class InputBarriers:
         self._alignment.may_be_overtaken(channels)
 
     def taken(self) -> None:
-        """Continues with later verdicts: the due checkpoint was taken, or never will be."""
+        """Notes that the due checkpoint was taken, or was given up, and applies later verdicts."""
         self._taking = False
         self._carry_out(())
 

@@ -143,7 +143,7 @@ def mark_finished(head: TaskOperatorContext) -> None:
 
 
 def forget_finished(head: TaskOperatorContext) -> None:
-    """Clears the record, because a drained job continues with new input."""
+    """Deletes the record of `mark_finished`, because a drained job continues with new input."""
     head.operator_state.get_union_list_state(FINISHED).clear()
 
 

@@ -227,9 +227,9 @@ class StreamTask:
         self._watch_over_end.begin(owner)
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
-        """Cancels `task`, which runs the code of the source, and waits for its end.
+        """Cancels the asyncio task that runs the code of the source, and waits for its end.
 
-        A time-out fails a task that was cancelled.
+        Code that does not end in time is an error of this task, if the task was cancelled too.
         """
         place, timeout_s = source_place(self._runtime.head), self._options.cancellation_timeout_s
         error = await end_source_code(task, place, self.name, timeout_s)

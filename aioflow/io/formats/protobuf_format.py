@@ -356,7 +356,7 @@ def _file_of(schema: Schema) -> Any:
 
 
 def _add_well_known(pool: Any, imports: Iterable[str], known: set[str]) -> None:
-    """Adds the files of Protobuf itself that are imported."""
+    """Adds the schema files among `imports` that come with Protobuf, such as timestamp.proto."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
     for name in imports:

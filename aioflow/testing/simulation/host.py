@@ -49,10 +49,10 @@ Program = Callable[["SimulatedHost", list[str]], Coroutine[Any, Any, int | None]
 
 
 class Simulation:
-    """All that one seed made: the loop, its processes, the network and the disk.
+    """The simulated world of one seed: the loop, its processes, the network and the disk.
 
-    Methods name a process; network faults name machines, which are called as their first process
-    unless told otherwise.
+    Methods name a process, and network faults name a machine. A machine has the name of its first
+    process, unless `spawn` was given another one.
     """
 
     def __init__(self, loop: SimLoop, network: NetworkOptions | None = None) -> None:
