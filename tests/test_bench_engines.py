@@ -68,7 +68,7 @@ def test_latencies_of_all_subtasks_count_but_for_the_warm_up_of_each() -> None:
     }
 
 
-def test_a_wrong_answer_ends_the_run_before_a_rate_is_told() -> None:
+def test_a_wrong_answer_ends_the_run_before_a_rate_is_reported() -> None:
     with pytest.raises(
         WrongAnswer,
         match=(
@@ -118,7 +118,7 @@ def test_without_pyflink_the_flow_is_held_beside_spark_alone(
         PyFlink("thread", tmp_path)
 
 
-def test_beside_spark_and_pyflink_a_ratio_is_told_with_and_without_the_start_of_a_job() -> None:
+def test_beside_spark_and_pyflink_a_ratio_is_given_with_and_without_the_start_of_a_job() -> None:
     ours = [Turn(Spent(1.0, 1.0), Spent(3.0, 2.0))] * 3
     theirs = [Turn(Spent(3.0, 2.0), Spent(whole, 5.0)) for whole in (9.0, 6.0, 12.0)]
     assert beside(theirs, ours) == {

@@ -189,7 +189,7 @@ def test_each_setting_of_the_collector_is_timed() -> None:
     assert (gc.get_threshold(), gc.get_freeze_count(), gc.isenabled()) == (before, 0, True)
 
 
-def test_the_longest_hold_of_each_flow_is_told() -> None:
+def test_the_longest_hold_of_each_flow_is_reported() -> None:
     report = bench_holds.main(["--keys", "2000"])
     assert [row["flow"] for row in report["holds"]] == list(bench_holds.FLOWS)
     assert all(row["hold_ms"] > 0 for row in report["holds"])

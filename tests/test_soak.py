@@ -46,7 +46,7 @@ def test_level_at_the_start_of_each_life_is_no_slope() -> None:
     assert not measured(0.0, lives=6).rises(Bound(1.0))
 
 
-def test_a_rise_above_the_bound_is_told_from_one_below_and_from_noise() -> None:
+def test_a_rise_above_the_bound_is_distinguished_from_one_below_and_from_noise() -> None:
     assert measured(20.0).rises(Bound(5.0))
     assert not measured(20.0).rises(Bound(5.0, part=0.2))
     assert not measured(20.0, noise=200.0, seconds=600).rises(Bound(5.0))

@@ -50,7 +50,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "        self._raise_highest(cancelled)\n",
         "        self._raise_highest(cancelled - 1)\n",
         (
-            f"{ALIGNMENT}test_abort_is_told_once_for_all_markers_and_swallows_late_barriers",
+            f"{ALIGNMENT}test_abort_is_reported_once_for_all_markers_and_swallows_late_barriers",
             f"{ALIGNMENT}test_cancel_marker_on_a_single_channel",
         ),
     ),
@@ -168,7 +168,7 @@ COORDINATION_MUTANTS: list[Mutant] = [
         "aioflow/checkpoint/coordinator.py",
         "        return [Store(checkpoint)]\n",
         "        return [Store(checkpoint), NotifyComplete(checkpoint_id)]\n",
-        (f"{COORDINATOR}test_complete_means_stored_and_only_then_tasks_are_told", WORLD),
+        (f"{COORDINATOR}test_complete_means_stored_and_only_then_tasks_are_notified", WORLD),
     ),
     Mutant(
         "completion subsumes a savepoint",

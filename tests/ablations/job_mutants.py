@@ -498,7 +498,9 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/io/conversion.py",
         'f"`$.{names[int(found[1])]}"',
         "found[0]",
-        ("tests/io/test_json_namedtuples.py::test_a_field_of_another_type_is_told_by_its_name",),
+        (
+            "tests/io/test_json_namedtuples.py::test_a_field_of_another_type_is_reported_by_its_name",
+        ),
     ),
     Mutant(
         "the uid of a select behind a join is not that of the join",
@@ -535,7 +537,7 @@ JOB_MUTANTS: list[Mutant] = [
         "",
         (
             UNITS + "test_times_of_another_unit_are_warned_of_once",
-            UNITS + "test_a_function_is_told_as_an_expression_is",
+            UNITS + "test_a_function_is_explained_as_an_expression_is",
         ),
     ),
     Mutant(
@@ -638,7 +640,7 @@ JOB_MUTANTS: list[Mutant] = [
         "aioflow/network/gate.py",
         "                self._brings_rows = type(element.values) is list\n",
         "                self._brings_rows = False\n",
-        ("tests/network/test_debloat.py::test_the_size_that_is_told_is_one_that_batches_may_have",),
+        ("tests/network/test_debloat.py::test_the_announced_size_is_one_that_batches_may_have",),
     ),
     Mutant(
         "what stands before an operator in debug mode does not say what helps where it is slow",
@@ -1095,7 +1097,7 @@ JOB_MUTANTS: list[Mutant] = [
         "            if False:\n",
         (
             "tests/api/test_remedies.py::"
-            "test_a_function_that_gives_an_expression_is_told_so_at_its_first_result",
+            "test_error_for_a_function_that_gives_an_expression_says_so_at_its_first_result",
         ),
     ),
     Mutant(

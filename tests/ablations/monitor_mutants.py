@@ -249,7 +249,7 @@ MONITOR_MUTANTS: list[Mutant] = [
         "            max(0.0, 1000.0 - idle_rate - soft_rate - hard_rate),\n",
         "            max(0.0, 1000.0 - idle_rate - soft_rate),\n",
         (
-            "tests/monitoring/test_accounting.py::test_each_second_is_told_to_the_millisecond",
+            "tests/monitoring/test_accounting.py::test_each_second_is_shown_to_the_millisecond",
             "tests/monitoring/"
             "test_accounting.py::test_busy_idle_and_held_back_make_a_second_however_it_is_divided",
         ),

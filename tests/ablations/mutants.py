@@ -147,14 +147,16 @@ MUTANTS: list[Mutant] = [
         "aioflow/operators/stateless.py",
         "                first.tell()\n",
         "                pass\n",
-        ("tests/api/test_mistakes.py::test_a_filter_that_only_returns_none_is_told_once",),
+        ("tests/api/test_mistakes.py::test_a_filter_that_only_returns_none_is_reported_once",),
     ),
     Mutant(
         "a filter that has returned another result is warned of",
         "aioflow/operators/results.py",
         "        elif not was_seen:\n            self._nones = 0\n",
         "",
-        ("tests/api/test_mistakes.py::test_a_filter_that_also_returns_other_results_is_not_told",),
+        (
+            "tests/api/test_mistakes.py::test_a_filter_that_also_returns_other_results_is_not_reported",
+        ),
     ),
     Mutant(
         "overdue timers that a checkpoint interrupted set event time back",
@@ -579,7 +581,7 @@ MUTANTS: list[Mutant] = [
             "tests/operators/"
             "test_valve.py::test_minimum_rises_when_the_channels_that_hold_it_back_become_idle",
             "tests/task/"
-            "test_input.py::test_an_idle_channel_holds_no_watermark_back_and_all_idle_is_told",
+            "test_input.py::test_an_idle_channel_holds_no_watermark_back_and_all_idle_is_announced",
         ),
     ),
     Mutant(
@@ -601,7 +603,7 @@ MUTANTS: list[Mutant] = [
         "        if not idle",
         (
             "tests/task/"
-            "test_stream_task.py::test_idle_is_told_behind_the_records_that_the_task_still_holds",
+            "test_stream_task.py::test_idle_is_announced_behind_the_records_that_the_task_still_holds",
         ),
     ),
     # Timers and state.
@@ -1073,7 +1075,7 @@ MUTANTS: list[Mutant] = [
         "if self._workers < 2 * self._size:",
         (
             "tests/operators/test_async_wait.py::"
-            "test_calls_in_flight_are_bounded_and_the_chain_is_told_when_there_is_room",
+            "test_calls_in_flight_are_bounded_and_the_chain_is_notified_when_there_is_room",
         ),
     ),
     # The life of a task.
@@ -1238,7 +1240,7 @@ MUTANTS: list[Mutant] = [
             "            ):\n"
         ),
         "            if self.state is state:\n",
-        ("tests/api/test_run.py::test_all_that_fail_together_are_told_with_the_first",),
+        ("tests/api/test_run.py::test_all_that_fail_together_are_reported_with_the_first",),
     ),
     Mutant(
         "a record's own output knows no bound upstream",
@@ -1311,7 +1313,7 @@ MUTANTS: list[Mutant] = [
         "            pass\n",
         (
             "tests/task/"
-            "test_exactly_once.py::test_event_time_is_told_before_the_first_record_after_a_restore",
+            "test_exactly_once.py::test_event_time_is_announced_before_the_first_record_after_a_restore",
         ),
     ),
     Mutant(
@@ -1507,7 +1509,7 @@ MUTANTS: list[Mutant] = [
         "        if checkpoint_id < self._completed:\n",
         (
             "tests/task/test_checkpointing.py::"
-            "test_a_completed_checkpoint_is_told_once_tail_first_and_never_an_older_one",
+            "test_a_completed_checkpoint_is_announced_once_tail_first_and_never_an_older_one",
         ),
     ),
     Mutant(
@@ -1532,7 +1534,7 @@ MUTANTS: list[Mutant] = [
             "tests/task/test_barriers.py::"
             "test_a_cancel_marker_frees_the_channels_and_goes_on_downstream_exactly_once",
             "tests/task/test_barriers.py::"
-            "test_a_newer_barrier_subsumes_the_alignment_and_downstream_is_told_once",
+            "test_a_newer_barrier_subsumes_the_alignment_and_downstream_is_notified_once",
         ),
     ),
     Mutant(

@@ -527,7 +527,7 @@ SINK_MUTANTS: list[Mutant] = [
         "        if new and self._is_told_of_new:\n",
         (
             "tests/io/test_files_restored.py::"
-            "test_files_that_came_while_a_job_that_ends_was_down_are_told_once_and_not_read",
+            "test_files_that_came_while_a_job_that_ends_was_down_are_reported_once_and_not_read",
         ),
     ),
     Mutant(
@@ -537,7 +537,7 @@ SINK_MUTANTS: list[Mutant] = [
         "",
         (
             "tests/io/test_files_restored.py::"
-            "test_files_that_came_while_a_job_that_ends_was_down_are_told_once_and_not_read",
+            "test_files_that_came_while_a_job_that_ends_was_down_are_reported_once_and_not_read",
         ),
     ),
     Mutant(
@@ -911,8 +911,8 @@ SINK_MUTANTS: list[Mutant] = [
         "        if not self.untold:\n            return\n        try:\n",
         "        if True:\n            return\n        try:\n",
         (
-            f"{_REDIS}test_a_group_is_told_where_a_job_ended",
-            f"{_KAFKA}test_a_group_is_told_at_the_end_too_and_one_at_the_first_offset_begins_there",
+            f"{_REDIS}test_a_group_learns_where_a_job_ended",
+            f"{_KAFKA}test_a_group_is_notified_at_the_end_too_and_one_at_the_first_offset_begins_there",
         ),
     ),
     Mutant(

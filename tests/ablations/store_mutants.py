@@ -181,7 +181,7 @@ STORE_MUTANTS: list[Mutant] = [
         "        if self._lease is None:\n            return\n",
         (
             "tests/checkpoint_store/test_flow_lease.py::"
-            "test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
+            "test_leader_that_hung_learns_that_it_lost_and_completes_nothing_any_more",
         ),
     ),
     Mutant(
@@ -204,7 +204,7 @@ STORE_MUTANTS: list[Mutant] = [
         "            if head is None:\n",
         (
             "tests/checkpoint_store/test_flow_lease.py::"
-            "test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more",
+            "test_leader_that_hung_learns_that_it_lost_and_completes_nothing_any_more",
         ),
     ),
     Mutant(

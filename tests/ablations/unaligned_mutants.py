@@ -396,7 +396,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "        valve = StatusWatermarkValve(max(len(channels), 1))\n",
         (
             "tests/task/test_channel_state_restore.py::"
-            "test_a_channel_that_has_told_nothing_holds_back_though_it_left_nothing",
+            "test_a_channel_that_has_announced_nothing_holds_back_though_it_left_nothing",
         ),
     ),
     Mutant(

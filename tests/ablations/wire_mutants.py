@@ -373,7 +373,7 @@ WIRE_MUTANTS: list[Mutant] = [
         "        if self.credit.is_credit_due or self.untold_events >= UNTOLD_EVENTS_MAX:\n",
         (
             "tests/network/test_remote_channel.py::"
-            "test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is",
+            "test_batches_that_were_taken_over_are_reported_long_before_half_of_the_window_is",
         ),
     ),
 ]

@@ -179,7 +179,7 @@ def test_public_synchronous_methods_of_a_class_are_explained() -> None:
         assert str(caught.value) == said
 
 
-def test_a_connector_that_there_is_not_is_told_the_nearest() -> None:
+def test_error_for_an_unknown_connector_names_the_nearest() -> None:
     with pytest.raises(
         AttributeError,
         match=(

@@ -76,7 +76,9 @@ async def test_times_of_another_unit_are_warned_of_once(
     assert warned.endswith(told)
 
 
-async def test_a_function_is_told_as_an_expression_is(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_function_is_explained_as_an_expression_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert len(await warnings(at_source, [S, S + 1], by_function, caplog)) == 1
 
 
@@ -98,7 +100,7 @@ async def test_milliseconds_of_any_time_that_anybody_uses_are_no_news(
         (by_function, "parse it first"),
     ],
 )
-async def test_a_time_that_is_text_is_told_how_it_becomes_a_number(
+async def test_error_for_a_time_that_is_text_says_how_it_becomes_a_number(
     timestamp: Any, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts: list[Any] = ["5"]

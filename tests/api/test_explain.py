@@ -22,7 +22,7 @@ async def ticks() -> AsyncIterator[int]:
     yield 1
 
 
-def test_a_flow_is_told_task_by_task_with_names_exchanges_and_reasons() -> None:
+def test_a_flow_is_explained_task_by_task_with_names_exchanges_and_reasons() -> None:
     flow = af.Flow("shop", parallelism=2)
     orders = flow.source([{"ts": 1, "item": "tea", "cents": 1}], name="orders", watermarks=TIMES)
     dear = orders.filter(af.col.cents > 100, name="dear")

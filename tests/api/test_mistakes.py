@@ -48,7 +48,7 @@ def test_unknown_attribute_of_a_stream_is_a_plain_attribute_error() -> None:
     assert isinstance(copy.copy(numbers()), af.DataStream)
 
 
-def test_a_misspelt_method_is_told_the_nearest_once() -> None:
+def test_error_for_a_misspelt_method_names_the_nearest_once() -> None:
     keyed = numbers().key_by(int)
     for stream, name, near in (
         (numbers(), "mapp", "map"),
@@ -252,14 +252,14 @@ async def test_the_class_of_what_is_called_is_refused_where_its_instance_belongs
         lambda s: s.filter(str, on_error="bad"),
     ],
 )
-def test_a_name_where_a_tag_belongs_is_told_the_tag(use: Callable[[Any], Any]) -> None:
+def test_error_for_a_name_where_a_tag_belongs_names_the_tag(use: Callable[[Any], Any]) -> None:
     with pytest.raises(
         af.GraphError, match=r"takes a tag, got str: 'bad'; expected af\.OutputTag\('bad'\)"
     ):
         use(numbers())
 
 
-async def test_a_number_where_a_restart_policy_belongs_is_told_the_policy() -> None:
+async def test_error_for_a_number_where_a_restart_policy_belongs_names_the_policy() -> None:
     with pytest.raises(
         TypeError, match=r"restart= takes a policy, like af\.fixed_delay\(.*got int: 3"
     ):
@@ -287,7 +287,7 @@ def test_an_operator_whose_parallelism_is_no_number_is_refused() -> None:
         af.Flow("wide").source([1], parallelism=wrong)
 
 
-async def test_a_uid_that_no_operator_has_is_told_those_with_keyed_state() -> None:
+async def test_error_for_a_uid_that_no_operator_has_lists_those_with_keyed_state() -> None:
     flow = af.Flow("uids")
     pushed = flow.source(af.io.push(), uid="pushed")
     pushed.key_by(lambda x: x).count(uid="counts").sink(af.io.blackhole())
@@ -493,7 +493,7 @@ async def subscribed(overflow: str) -> None:
         (lambda: af.io.webhook(decode="txt"), af.GraphError, "did you mean 'text'?"),
     ],
 )
-async def test_a_text_that_is_nearly_one_of_those_expected_is_told_which(
+async def test_error_for_a_text_that_is_nearly_one_of_those_expected_says_which(
     use: Callable[[], Any], error: type[Exception], hint: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -503,7 +503,7 @@ async def test_a_text_that_is_nearly_one_of_those_expected_is_told_which(
     assert str(caught.value).endswith(hint)
 
 
-async def test_a_text_that_is_like_none_is_told_those_expected() -> None:
+async def test_error_for_a_text_that_is_like_none_lists_those_expected() -> None:
     with pytest.raises(
         af.StateError,
         match=r"unknown state backend 'paper', expected heap or rocksdb or a StateBackend object$",
@@ -569,7 +569,7 @@ def test_impossible_arguments_name_the_expected_ones(use: Callable[[], Any], tol
         use()
 
 
-async def test_a_stream_that_is_read_like_an_iterator_is_told_how() -> None:
+async def test_error_for_a_stream_that_is_read_like_an_iterator_says_how() -> None:
     with pytest.raises(
         TypeError,
         match=r"async for x in stream\.execute_and_collect\(\)`, or job\.subscribe\(stream\)",
@@ -578,7 +578,7 @@ async def test_a_stream_that_is_read_like_an_iterator_is_told_how() -> None:
             raise AssertionError("there is nothing to read yet")
 
 
-async def test_a_state_that_an_operator_does_not_have_is_told_the_nearest() -> None:
+async def test_error_for_a_state_that_an_operator_does_not_have_names_the_nearest() -> None:
     flow = af.Flow("states")
     pushed = flow.source(af.io.push())
     counts = pushed.key_by(abs).count()
@@ -626,7 +626,7 @@ async def test_the_state_of_windows_is_refused_and_not_read_as_empty(
         ("12", "for the field write af.col('12')"),
     ],
 )
-def test_a_text_that_spells_an_expression_is_told_how_it_is_written(
+def test_error_for_a_text_that_spells_an_expression_says_how_it_is_written(
     text: str, written: str
 ) -> None:
     said = re.escape(f"got str: {text!r}; {written}")
@@ -639,7 +639,7 @@ def test_a_text_that_spells_an_expression_is_told_how_it_is_written(
 
 @pytest.mark.parametrize("count", [3, 1_000])
 @pytest.mark.parametrize("before", [False, True], ids=["alone", "fused"])
-async def test_a_filter_that_only_returns_none_is_told_once(
+async def test_a_filter_that_only_returns_none_is_reported_once(
     count: int, before: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream: Any = af.Flow("dropped").source(range(count))
@@ -651,14 +651,14 @@ async def test_a_filter_that_only_returns_none_is_told_once(
 
 
 @pytest.mark.parametrize("results", [[None, True], [None, False], [0, None], []])
-async def test_a_filter_that_also_returns_other_results_is_not_told(
+async def test_a_filter_that_also_returns_other_results_is_not_reported(
     results: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     await af.Flow("kept").source([[one] for one in results]).filter(lambda r: r[0]).collect()
     assert "returned None" not in caplog.text
 
 
-def test_two_sinks_of_a_flow_that_write_to_one_directory_are_told(
+def test_two_sinks_of_a_flow_that_write_to_one_directory_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = numbers()

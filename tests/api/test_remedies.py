@@ -139,7 +139,7 @@ def test_a_join_without_a_window_names_the_end_that_was_written(
         end(joined().where(abs).equal_to(abs))
 
 
-def test_a_misspelt_step_is_told_the_nearest_and_copying_finds_nothing() -> None:
+def test_error_for_a_misspelt_step_names_the_nearest_and_copying_finds_nothing() -> None:
     with pytest.raises(
         AttributeError,
         match=r"'WindowedStream' object has no attribute 'agregate'; did you mean 'aggregate'\?$",
@@ -180,7 +180,7 @@ def test_object_that_is_no_sink_is_refused_with_the_way_to_write_there(
         numbers().sink(target)
 
 
-def test_a_table_is_told_what_reads_its_rows() -> None:
+def test_error_for_a_table_says_what_reads_its_rows() -> None:
     import pandas
     import polars
 
@@ -201,7 +201,7 @@ def test_a_table_is_told_what_reads_its_rows() -> None:
 @pytest.mark.parametrize(
     ("name", "reader"), [("a.jsonl", "af.io.jsonl('a.jsonl')"), ("a.log", "af.io.lines('a.log')")]
 )
-def test_the_name_of_a_file_is_told_what_reads_it(name: str, reader: str) -> None:
+def test_error_for_the_name_of_a_file_says_what_reads_it(name: str, reader: str) -> None:
     with pytest.raises(
         af.GraphError,
         match=rf"to read a file write {re.escape(reader)}, for a single element write",
@@ -362,7 +362,7 @@ def test_object_that_is_no_flow_is_not_run(given: Callable[[], Any]) -> None:
         ((af.col.user, "n"), "key_by(lambda e: (e.user, e.n))"),
     ],
 )
-def test_a_key_of_several_fields_is_told_the_function(given: Any, remedy: str) -> None:
+def test_error_for_a_key_of_several_fields_names_the_function(given: Any, remedy: str) -> None:
     with pytest.raises(
         af.GraphError,
         match=rf"^key_by needs a function or an expression, got .*{re.escape(remedy)}",
@@ -396,7 +396,7 @@ def unrelated(value: int, ctx: af.ProcessContext) -> Iterator[int]:
 
 @pytest.mark.parametrize("function", [later, awaiting])
 @pytest.mark.parametrize("by_key", [False, True])
-async def test_a_time_that_is_none_is_told_that_there_is_no_strategy(
+async def test_error_for_a_time_that_is_none_says_that_there_is_no_strategy(
     function: Any, by_key: bool
 ) -> None:
     with pytest.raises(TypeError) as caught:
@@ -690,7 +690,7 @@ async def test_a_path_is_no_pattern_and_says_so_when_it_looks_like_one(tmp_path:
 
 
 @pytest.mark.parametrize("options", [{"follow": True, "every": "10ms"}, {"discover_every": "10ms"}])
-async def test_a_path_that_is_waited_for_is_told_to_be_no_pattern(
+async def test_a_path_that_is_waited_for_is_reported_to_be_no_pattern(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
     flow = af.Flow("waiting")
@@ -809,7 +809,9 @@ async def test_state_of_another_kind_than_asked_for_is_refused(
     assert str(caught.value).startswith(f"operator 'asks': {method}() takes")
 
 
-async def test_a_json_document_over_many_lines_is_told_from_lines_of_json(tmp_path: Path) -> None:
+async def test_a_json_document_over_many_lines_is_distinguished_from_lines_of_json(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.json").write_text('[\n{"a": 1},\n{"a": 2}\n]\n')
     with pytest.raises(
         af.MalformedInput,
@@ -841,7 +843,7 @@ async def test_a_table_that_is_not_there_is_named_with_its_file(tmp_path: Path) 
         ("sink", lambda _value: af.col.cents),
     ],
 )
-async def test_a_function_that_gives_an_expression_is_told_so_at_its_first_result(
+async def test_error_for_a_function_that_gives_an_expression_says_so_at_its_first_result(
     method: str, function: Callable[[Any], Any]
 ) -> None:
     stream = numbers()
@@ -857,7 +859,7 @@ async def test_a_function_that_gives_an_expression_is_told_so_at_its_first_resul
 
 
 @pytest.mark.parametrize("given", [None, "2", -1, True])
-async def test_workers_that_are_no_number_are_told_that_none_is_0(given: Any) -> None:
+async def test_error_for_workers_that_are_no_number_says_that_none_is_0(given: Any) -> None:
     with pytest.raises(
         ValueError,
         match=(

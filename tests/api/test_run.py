@@ -185,7 +185,7 @@ async def test_async_map_keeps_the_order_of_each_key() -> None:
         assert [x for x in rows if x % 3 == key] == list(range(key, 60, 3))
 
 
-async def test_a_value_that_could_not_travel_is_told_once_for_each_edge(
+async def test_a_value_that_could_not_travel_is_reported_once_for_each_edge(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """In-process runs encode the first value of each edge and warn once if it could not travel."""
@@ -495,7 +495,7 @@ async def test_discover_that_raises_fails_the_job_and_names_the_source() -> None
     assert "'place'" in notes(caught.value)[0]
 
 
-async def test_all_that_fail_together_are_told_with_the_first() -> None:
+async def test_all_that_fail_together_are_reported_with_the_first() -> None:
     """B6.3, J3.3: one root cause with the others attached, although the first error cancels all
     tasks.
     """

@@ -115,7 +115,7 @@ async def test_a_side_output_that_a_subscription_reads_is_not_unread(
     assert "aioflow.advice.runtime" not in {record.name for record in caplog.records}
 
 
-async def test_a_side_output_of_an_operator_that_has_none_is_told_where_it_is_written(
+async def test_error_for_a_side_output_of_an_operator_that_has_none_says_where_it_is_written(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     flow = af.Flow("upstream")

@@ -200,7 +200,7 @@ def test_cancel_marker_on_a_single_channel() -> None:
     )
 
 
-def test_abort_is_told_once_for_all_markers_and_swallows_late_barriers() -> None:
+def test_abort_is_reported_once_for_all_markers_and_swallows_late_barriers() -> None:
     """F3.5: one abort per task, for any later message about that checkpoint."""
     play(
         BarrierAlignment(3),

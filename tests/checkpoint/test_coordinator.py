@@ -253,7 +253,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, int]) -> None
 # Acknowledging and completing.
 
 
-def test_complete_means_stored_and_only_then_tasks_are_told() -> None:
+def test_complete_means_stored_and_only_then_tasks_are_notified() -> None:
     job = Job()
     job.run()
     job.checkpoint(9)

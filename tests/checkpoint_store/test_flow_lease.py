@@ -148,7 +148,7 @@ def test_one_that_was_killed_elsewhere_is_followed_when_its_lease_has_run_out() 
     assert simulate(main, 3).errors == []
 
 
-def test_one_that_hung_is_told_that_it_lost_and_completes_nothing_any_more() -> None:
+def test_leader_that_hung_learns_that_it_lost_and_completes_nothing_any_more() -> None:
     """R8: the holder has stopped before another one begins."""
 
     async def main(host: SimulatedHost) -> None:

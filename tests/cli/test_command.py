@@ -39,7 +39,7 @@ def test_quiet_shows_only_what_the_flow_prints(
     assert (out.split(), err) == (["0", "2", "4", "6", "8"], "")
 
 
-def test_a_stream_that_no_sink_takes_is_told(
+def test_a_stream_that_no_sink_takes_is_reported(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "loose.py").write_text(

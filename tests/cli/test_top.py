@@ -152,7 +152,7 @@ def test_the_last_failure_is_named() -> None:
     assert lines[3] == "1 failed, last: ValueError: no price"
 
 
-def test_a_checkpoint_that_failed_last_is_told_with_its_reason() -> None:
+def test_a_checkpoint_that_failed_last_is_reported_with_its_reason() -> None:
     failed = {
         "id": 8,
         "failure_timestamp": NOW - 1_000,
@@ -269,14 +269,16 @@ async def test_only_jobs_under_way_are_asked_for(endpoint: Endpoint) -> None:
     ("status", "text"),
     [(401, "wants a token"), (500, "answered 500 Internal Server Error, expected the endpoint")],
 )
-async def test_an_answer_that_is_none_is_told(endpoint: Endpoint, status: int, text: str) -> None:
+async def test_an_answer_that_is_none_is_reported(
+    endpoint: Endpoint, status: int, text: str
+) -> None:
     endpoint.status = status
     async with aiohttp.ClientSession() as session:
         with pytest.raises(Broken, match=text):
             await shown(session, ("127.0.0.1", endpoint.port), width=120, color=False)
 
 
-async def test_another_server_is_told_apart(endpoint: Endpoint) -> None:
+async def test_another_server_is_recognised(endpoint: Endpoint) -> None:
     del endpoint.answers["/overview"]
     async with aiohttp.ClientSession() as session:
         with pytest.raises(

@@ -104,7 +104,7 @@ async def test_spare_process_is_taken_first(
     assert owner.lost == []
 
 
-async def test_rows_for_a_slow_jobmanager_are_counted_and_told_later(
+async def test_rows_for_a_slow_jobmanager_are_counted_and_reported_later(
     played: tuple[JobProcesses, ProcessesInLoop, Owner],
 ) -> None:
     processes, _, owner = played

@@ -54,7 +54,7 @@ async def test_waiter_for_a_leader_that_never_led_hears_the_next_one(
     await host.close()
 
 
-async def test_waiter_is_told_that_another_candidate_leads(tmp_path: Path) -> None:
+async def test_waiter_learns_that_another_candidate_leads(tmp_path: Path) -> None:
     """I6: requests to a JobManager that lost its lease belong to the present leader."""
     host = SystemHost()
     manager = JobManager(host, b"s" * 32, JobManagerOptions(data=str(tmp_path)), lambda *_: None)

@@ -40,7 +40,7 @@ def submitter(connection: Connection) -> Submitter:
     return Submitter(connection)  # type: ignore[arg-type]  # All of a connection that is needed.
 
 
-async def test_waiting_submitter_is_told_how_the_job_ended_and_forgotten() -> None:
+async def test_waiting_submitter_learns_how_the_job_ended_and_is_forgotten() -> None:
     submitters, jobs, connection = Submitters(), Jobs(), Connection()
     submitters.add("a", submitter(connection))
     submitters.follow(jobs, "a", connection)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ async def test_a_connection_that_ends_takes_its_jobs_along_and_no_others() -> No
     assert [job_id for job_id in "abc" if submitters.get(job_id) is not None] == ["b"]
 
 
-async def test_returning_submitter_gets_its_waiting_job_or_is_told_its_end_later() -> None:
+async def test_returning_submitter_gets_its_waiting_job_or_learns_its_end_later() -> None:
     submitters, back = Submitters(), submitter(Connection())
     waiting = asyncio.create_task(submitters.wait_for("a"))
     await until(lambda: bool(submitters._awaited))

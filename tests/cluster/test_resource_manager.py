@@ -107,7 +107,7 @@ def test_slots_are_spread_over_workers() -> None:
     assert len({r.allocation_id for r in requests}) == 4
 
 
-def test_a_job_that_cannot_have_its_slots_waits_and_is_then_told() -> None:
+def test_a_job_that_cannot_have_its_slots_waits_and_is_then_reported() -> None:
     """I2.1: need 3, have 2."""
     rm = manager(STANDALONE)
     rm.register_worker(1, "w", empty(), 0.0)
@@ -120,7 +120,7 @@ def test_a_job_that_cannot_have_its_slots_waits_and_is_then_told() -> None:
     assert rm.tick(41.0) == [NotEnoughResources("job", 3, 2, 2)], "and again, if it goes on waiting"
 
 
-def test_a_job_behind_another_one_is_told_how_many_slots_exist() -> None:
+def test_message_for_a_job_behind_another_one_says_how_many_slots_exist() -> None:
     rm = manager(STANDALONE)
     rm.register_worker(1, "w", empty(), 0.0)
     grant_all(rm, rm.declare(1, "first", 1, 2, "jm", 0.0))
@@ -153,7 +153,7 @@ def test_a_job_in_line_has_the_whole_time_for_the_replacement_of_a_worker() -> N
     assert NotEnoughResources("second", 1, 0, 0) in told, "no worker has replaced it"
 
 
-def test_a_job_whose_last_slot_comes_in_time_is_told_nothing() -> None:
+def test_a_job_whose_last_slot_comes_in_time_gets_no_message() -> None:
     """I2.1, the other way."""
     rm = manager(STANDALONE)
     rm.declare(1, "job", 1, 2, "jm", 0.0)
@@ -246,7 +246,7 @@ def test_a_replaced_job_master_does_not_change_what_its_successor_wants() -> Non
     assert rm.fenced_total == 1
 
 
-def test_when_a_worker_is_lost_its_jobs_are_told_and_a_replacement_is_found() -> None:
+def test_when_a_worker_is_lost_its_jobs_are_notified_and_a_replacement_is_found() -> None:
     """I5: TM down."""
     rm = manager()
     registration, _ = rm.register_worker(1, "w1", empty(1), 0.0)

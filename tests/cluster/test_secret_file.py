@@ -52,7 +52,7 @@ def test_an_address_is_a_host_and_a_port(text: str) -> None:
         parse_address(text)
 
 
-def test_a_secret_that_is_not_there_is_told_where_it_comes_from(tmp_path: Path) -> None:
+def test_error_for_a_secret_that_is_not_there_says_where_it_comes_from(tmp_path: Path) -> None:
     for ask in (
         lambda: read_secret(str(tmp_path / "secret")),
         lambda: given_secret(tmp_path / "secret"),
@@ -89,7 +89,7 @@ def test_a_secret_that_is_no_file_is_named(tmp_path: Path) -> None:
         given_secret(tmp_path / "file" / "secret")
 
 
-def test_a_path_that_is_given_as_a_text_is_told_how_to_give_it() -> None:
+def test_error_for_a_path_that_is_given_as_a_text_says_how_to_give_it() -> None:
     assert (
         given_secret("0123456789abcdef") == given_secret(b"0123456789abcdef") == b"0123456789abcdef"
     )

@@ -601,7 +601,7 @@ def test_further_names_of_an_enum_arrive_also_where_the_class_is_known(
     assert done.stdout.decode().strip() == "['RED', 'CRIMSON'] True RED", done.stderr
 
 
-def test_a_module_that_is_missing_on_arrival_is_told_and_the_job_loads(
+def test_a_module_that_is_missing_on_arrival_is_reported_and_the_job_loads(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     inner = ship_job(sample(), TaskOptions())

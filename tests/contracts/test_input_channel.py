@@ -161,7 +161,7 @@ def test_a_local_backlog_counts_what_waits_behind_the_window_and_the_barrier_too
     assert backlogs == [3, 2, 2, 1, 0]
 
 
-def test_turning_from_empty_to_not_empty_is_told_once(wire: Wire) -> None:
+def test_turning_from_empty_to_not_empty_is_announced_once(wire: Wire) -> None:
     wire.connect()
     assert wire.notices == []
     wire.write(RecordBatch([1]), RecordBatch([2]))
@@ -228,7 +228,7 @@ def test_a_failed_producer_surfaces_at_the_next_poll_and_at_each_later_one(wire:
             wire.channel.poll()
 
 
-def test_a_failure_of_the_producer_is_told_even_to_an_idle_channel(wire: Wire) -> None:
+def test_a_failure_of_the_producer_is_reported_even_to_an_idle_channel(wire: Wire) -> None:
     wire.connect()
     wire.partition.fail(ValueError("bad record"))
     wire.settle()
@@ -259,7 +259,7 @@ def test_a_released_channel_is_not_resumed(wire: Wire) -> None:
     assert wire.channel.poll() is None
 
 
-def test_a_priority_event_overtakes_in_the_queue_and_is_told_as_such(local_wire: Wire) -> None:
+def test_a_priority_event_overtakes_in_the_queue_and_is_announced_as_such(local_wire: Wire) -> None:
     """Data in transit over a connection is not overtaken: the sender overtakes only unsent data."""
     wire = local_wire
     wire.connect()

@@ -7,7 +7,7 @@ from itertools import pairwise
 from aioflow.core.timeunits import LogBackoff
 
 
-def test_the_first_failure_is_told_and_then_each_after_twice_the_time() -> None:
+def test_the_first_failure_is_logged_and_then_each_after_twice_the_time() -> None:
     patience = LogBackoff()
 
     told = [now for now in range(7200) if patience.failed(float(now)) is not None]

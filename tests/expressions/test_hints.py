@@ -179,7 +179,9 @@ async def test_an_aggregate_of_numbers_that_are_text_says_so(
     ],
     ids=str,
 )
-async def test_a_number_that_is_joined_to_a_text_is_told_to_become_one(e: Any, said: str) -> None:
+async def test_error_for_a_number_that_is_joined_to_a_text_says_how_it_becomes_one(
+    e: Any, said: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         await af.Flow("texts").source([{"n": 1, "user": "ann"}]).map(e).collect()
     hint, place = caught.value.__notes__
@@ -200,7 +202,7 @@ async def test_other_errors_of_types_have_no_such_hint(e: Any) -> None:
         assert place.startswith("aioflow: in operator")
 
 
-def test_aggregates_without_a_name_are_told_one() -> None:
+def test_error_for_aggregates_without_a_name_proposes_one() -> None:
     wrong: Any = af.agg
     with pytest.raises(
         af.GraphError,
@@ -270,14 +272,14 @@ class Tagged(NamedTuple):
         (c.n["x"], r"^no field 'x' in a int without fields"),
     ],
 )
-async def test_a_position_that_is_not_there_is_told_the_length(
+async def test_error_for_a_position_that_is_not_there_names_the_length(
     row: Any, expression: Any, said: str
 ) -> None:
     with pytest.raises(LookupError, match=said):
         await af.Flow("rows").source([row]).select(x=expression).collect()
 
 
-async def test_a_position_of_a_tuple_that_is_not_there_is_told_the_length() -> None:
+async def test_error_for_a_position_of_a_tuple_that_is_not_there_names_the_length() -> None:
     with pytest.raises(
         LookupError, match=r"^no position 9 in a tuple of 2; read by the expression col\(9\)"
     ):
@@ -287,7 +289,7 @@ async def test_a_position_of_a_tuple_that_is_not_there_is_told_the_length() -> N
 @pytest.mark.parametrize(
     "expression", [c.n.str.upper(), c.n.str.len(), c.n.str.contains("x") & (c.tags.str.len() > 0)]
 )
-async def test_an_operation_on_text_of_a_number_is_told_the_cast(expression: Any) -> None:
+async def test_error_for_an_operation_on_text_of_a_number_names_the_cast(expression: Any) -> None:
     with pytest.raises((TypeError, AttributeError)) as caught:
         await af.Flow("rows").source([Tagged(["a"], 3)]).select(x=expression).collect()
     (note,) = [note for note in caught.value.__notes__ if "reads text" in note]
@@ -345,7 +347,7 @@ PAIR = af.Pair({"i": 1, "a b": 2}, {"i": 1})
         ),
     ],
 )
-async def test_a_field_that_is_of_a_side_or_of_no_pair_is_told_so(
+async def test_error_for_a_field_that_is_of_a_side_or_of_no_pair_says_so(
     row: Any, expression: Any, said: str
 ) -> None:
     with pytest.raises(LookupError, match=f"^{re.escape(said)}"):

@@ -82,7 +82,7 @@ def test_a_derived_uid_depends_on_what_is_read_and_through_which_output() -> Non
     assert len(set(graph.uids().values())) == 4
 
 
-def test_two_nodes_that_derive_the_same_uid_are_told_apart_by_their_order() -> None:
+def test_two_nodes_that_derive_the_same_uid_are_distinguished_by_their_order() -> None:
     graph = graph_of(node(0, "source"), node(1), node(2), edges=[(0, 1), (0, 2)])
     uids = graph.uids()
     assert uids[2] == f"{uids[1]}-2"

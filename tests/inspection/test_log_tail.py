@@ -29,7 +29,7 @@ assert [len(tail.after(0, 0, 10)) for tail in tails] == [1, 1]
     ],
     ids=["no handlers", "handlers of its own", "silenced"],
 )
-def test_a_program_is_told_as_much_as_without_the_tail(setup: str, said: str) -> None:
+def test_a_program_learns_as_much_as_without_the_tail(setup: str, said: str) -> None:
     """Warnings go to stderr where a program set nothing up: a worker process says there what
     holds its loop.
     """

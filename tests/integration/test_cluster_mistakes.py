@@ -76,7 +76,7 @@ def test_a_name_that_is_no_machine_is_named(tmp_path: Path) -> None:
     assert "start a cluster with aioflow cluster start" in done.stderr
 
 
-async def test_program_without_a_jobmanager_is_told_the_address_and_the_remedy(
+async def test_error_for_a_program_without_a_jobmanager_names_the_address_and_the_remedy(
     unused: str,
 ) -> None:
     on = af.RemoteCluster(unused, secret="a secret of good length, known to no other")
@@ -90,7 +90,7 @@ async def test_program_without_a_jobmanager_is_told_the_address_and_the_remedy(
             await numbers().execute(on=on)
 
 
-async def test_a_program_whose_secret_is_wrong_is_told_so(cluster: Cluster) -> None:
+async def test_error_for_a_program_whose_secret_is_wrong_says_so(cluster: Cluster) -> None:
     await asyncio.to_thread(cluster.start, workers=0)
     on = af.RemoteCluster(cluster.address, secret="a secret of good length, known to no other")
     async with asyncio.timeout(60):

@@ -215,7 +215,7 @@ async def test_headers_of_another_type_are_refused(
         await write(sink, ctx, [1])
 
 
-async def test_a_group_is_told_of_completed_checkpoints(
+async def test_a_group_is_notified_of_completed_checkpoints(
     cluster: KafkaCluster, name: str, ctx: Context
 ) -> None:
     await produced(cluster, name, [(0, b"1"), (0, b"2"), (0, b"3")])
@@ -238,7 +238,7 @@ async def test_a_group_is_told_of_completed_checkpoints(
     ) == [3]
 
 
-async def test_a_group_is_told_at_the_end_too_and_one_at_the_first_offset_begins_there(
+async def test_a_group_is_notified_at_the_end_too_and_one_at_the_first_offset_begins_there(
     cluster: KafkaCluster, name: str, ctx: Context
 ) -> None:
     await produced(cluster, name, [])

@@ -202,7 +202,7 @@ async def test_a_password_is_asked_for_and_never_shown(
     assert SECRET not in "".join(shown) + caplog.text
 
 
-async def test_a_stream_that_is_not_what_was_read_is_refused_and_what_was_removed_is_told(
+async def test_a_stream_that_is_not_what_was_read_is_refused_and_what_was_removed_is_reported(
     server: Server, url: str, name: str, ctx: Context, caplog: pytest.LogCaptureFixture
 ) -> None:
     import nats as client

@@ -122,7 +122,7 @@ async def test_it_begins_where_it_is_told(server: Server, url: str, ctx: Context
     await reader.close()
 
 
-async def test_a_group_is_told_of_completed_checkpoints(
+async def test_a_group_is_notified_of_completed_checkpoints(
     server: Server, url: str, ctx: Context
 ) -> None:
     for n in range(1, 6):
@@ -144,7 +144,7 @@ async def test_a_group_is_told_of_completed_checkpoints(
     ]
 
 
-async def test_a_group_is_told_where_a_job_ended(server: Server, url: str, tmp_path: Path) -> None:
+async def test_a_group_learns_where_a_job_ended(server: Server, url: str, tmp_path: Path) -> None:
     for n in range(1, 6):
         server.ask(f"XADD s {n}-0 n {n}")
 

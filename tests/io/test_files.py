@@ -113,7 +113,7 @@ async def test_a_path_object_is_never_a_pattern(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zip"])
-async def test_compression_is_told_by_the_suffix(tmp_path: Path, suffix: str) -> None:
+async def test_compression_is_recognised_by_the_suffix(tmp_path: Path, suffix: str) -> None:
     data = "".join(f"line {i}\n" for i in range(50_000)).encode()
     path = tmp_path / f"a.txt{suffix}"
     if suffix == ".zip":

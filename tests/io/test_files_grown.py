@@ -55,7 +55,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     "first", [["1"], ["line 1", "line 2", "line 3"]], ids=["whole", "in parts"]
 )
-async def test_a_file_that_grows_after_it_was_read_is_not_read_again_and_that_is_told(
+async def test_a_file_that_grows_after_it_was_read_is_not_read_again_and_that_is_reported(
     inbox: Inbox, caplog: pytest.LogCaptureFixture, first: list[str]
 ) -> None:
     inbox.put("a", *first)
@@ -96,7 +96,7 @@ async def test_a_file_that_grew_while_the_job_was_down_or_is_cut_elsewhere_is_no
 
 
 @pytest.mark.parametrize("every", [EVERY, None], ids=["looked for again", "bounded"])
-async def test_a_file_that_was_replaced_while_the_job_was_down_is_told_of(
+async def test_a_file_that_was_replaced_while_the_job_was_down_is_reported(
     inbox: Inbox, tmp_path: Path, caplog: pytest.LogCaptureFixture, every: str | None
 ) -> None:
     """As for a file that changes while the job runs, its old content is read, and its new content
@@ -503,7 +503,7 @@ def test_options_for_reading_are_refused_where_they_mean_nothing(make: Make, wri
     ],
     ids=str,
 )
-def test_a_sink_that_was_told_how_to_read_is_refused(sink: Any, option: str) -> None:
+def test_a_sink_with_an_option_of_reading_is_refused(sink: Any, option: str) -> None:
     with pytest.raises(
         GraphError,
         match=rf"\('out'\) stands as a sink, and {option} is about reading: leave it out",

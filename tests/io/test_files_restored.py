@@ -432,7 +432,7 @@ def told_of_new(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-async def test_files_that_came_while_a_job_that_ends_was_down_are_told_once_and_not_read(
+async def test_files_that_came_while_a_job_that_ends_was_down_are_reported_once_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The file that one subtask is soon through with is none that came."""

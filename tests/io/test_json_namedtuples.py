@@ -206,7 +206,7 @@ class Nested(NamedTuple):
         ('["bob", "x"]', r"Expected `array`, got `str` - at `\$\[1\]`"),
     ],
 )
-async def test_a_field_of_another_type_is_told_by_its_name(
+async def test_a_field_of_another_type_is_reported_by_its_name(
     line: str, told: str, tmp_path: Path
 ) -> None:
     """An object has no places: the name is what is looked for in the file.

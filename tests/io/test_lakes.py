@@ -253,7 +253,7 @@ async def test_endless_conflicts_end_with_an_error(
     await committer.close()
 
 
-async def test_a_conflict_of_delta_is_told_without_a_backtrace(
+async def test_a_conflict_of_delta_is_reported_without_a_backtrace(
     tmp_path: Path, ctx: SinkContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = lake("delta", tmp_path)

@@ -91,7 +91,7 @@ def test_a_path_of_this_machine(given: Any, meant: Any, monkeypatch: pytest.Monk
     assert (type(found), found) == (type(meant), meant)
 
 
-def test_a_scheme_is_told_from_a_name_with_a_colon() -> None:
+def test_a_scheme_is_distinguished_from_a_name_with_a_colon() -> None:
     assert [url_scheme(path) for path in ("logs:/x", "logs://x", "s3:x", "s3:/x")] == [
         "",
         "logs",

@@ -66,7 +66,7 @@ class Task:
         }
 
 
-async def test_each_second_is_told_to_the_millisecond() -> None:
+async def test_each_second_is_shown_to_the_millisecond() -> None:
     task = Task()
     for seconds, reason in ((0.4, None), (0.3, IDLE), (0.2, SOFT), (0.1, HARD)):
         task.spend(seconds, reason)

@@ -158,7 +158,7 @@ async def test_a_task_is_opened_with_the_keyboard() -> None:
         )
 
 
-async def test_a_failure_and_the_restart_are_told_with_operator_and_record() -> None:
+async def test_a_failure_and_the_restart_are_reported_with_operator_and_record() -> None:
     shop = Shop()
     async with shown(shop) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)

@@ -426,7 +426,7 @@ async def test_savepoint_without_checkpoints_is_refused_at_once(kind: str) -> No
         assert (await client.ask(f"{client.path}/{kind}/{'a' * 32}"))[0] == 404
 
 
-async def test_how_a_job_restarts_is_told_in_words() -> None:
+async def test_restart_policy_is_described_in_words() -> None:
     flow, _ = events_flow()
     async with watched(flow, restart=af.fixed_delay(3, "5s")) as client:
         config = (await client.get(f"{client.path}/config"))["execution-config"]

@@ -192,7 +192,7 @@ def test_a_watermark_that_stands_still_needs_no_list() -> None:
     assert (sealed.watermarks, sealed.watermark) == (None, MIN_WATERMARK)
 
 
-def test_a_record_above_what_the_channel_was_told_keeps_the_list_though_it_never_moves() -> None:
+def test_a_record_above_what_was_announced_keeps_the_list_though_it_never_moves() -> None:
     builder = BatchBuilder()
     builder.advance_watermark(5)
     builder.append(1, 10)
@@ -200,7 +200,7 @@ def test_a_record_above_what_the_channel_was_told_keeps_the_list_though_it_never
     assert (sealed.watermarks, sealed.watermark) == ([5], 5)
 
 
-def test_the_channel_told_by_an_event_needs_no_list() -> None:
+def test_the_channel_named_by_an_event_needs_no_list() -> None:
     builder = BatchBuilder()
     builder.advance_watermark(5)
     assert builder.has_news

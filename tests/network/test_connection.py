@@ -410,7 +410,7 @@ def test_closing_waits_for_what_was_written_but_not_for_a_peer_that_never_reads(
     simulate(main, 1)
 
 
-def test_addresses_of_this_machine_are_told_from_others() -> None:
+def test_addresses_of_this_machine_are_distinguished_from_others() -> None:
     assert [is_loopback(a) for a in ("localhost", "::1", ("127.0.0.1", 1), ("127.8.0.1", 1))] == [
         True
     ] * 4

@@ -249,7 +249,7 @@ def test_requested_batch_size_never_exceeds_the_limit_of_the_producer() -> None:
     assert told == [100, 7, 1]
 
 
-def test_the_size_that_is_told_is_one_that_batches_may_have() -> None:
+def test_the_announced_size_is_one_that_batches_may_have() -> None:
     """A producer takes what is asked for as far as a batch of rows can hold it; one of columns
     holds all of it.
     """

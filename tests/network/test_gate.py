@@ -85,7 +85,7 @@ def test_no_channel_gets_ahead_while_all_have_data() -> None:
     assert inputs.gate.poll() is None
 
 
-def test_a_channel_that_was_told_twice_is_polled_once_a_batch() -> None:
+def test_a_channel_that_was_announced_twice_is_polled_once_a_batch() -> None:
     """C10.2"""
     inputs = Inputs(2)
     inputs.write(0, 1)
@@ -241,7 +241,7 @@ def test_a_channel_blocked_by_hand_is_not_polled_until_it_is_resumed() -> None:
     assert inputs.read() == [(0, 1), (0, 2)]
 
 
-def test_a_channel_that_was_resumed_and_read_is_not_told_again() -> None:
+def test_a_channel_that_was_resumed_and_read_is_not_announced_again() -> None:
     inputs = Inputs(1)
     inputs.gate.block(0)
     inputs.write(0, 1)
@@ -251,7 +251,7 @@ def test_a_channel_that_was_resumed_and_read_is_not_told_again() -> None:
     assert not inputs.gate.availability.is_available
 
 
-def test_a_channel_that_was_told_in_vain_lowers_availability() -> None:
+def test_a_channel_that_was_announced_in_vain_lowers_availability() -> None:
     inputs = Inputs(1)
     inputs.gate._on_data(0, False)
     assert inputs.gate.availability.is_available

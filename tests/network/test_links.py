@@ -583,7 +583,7 @@ def test_closing_in_the_middle_of_everything_leaves_nothing_open() -> None:
     on_sockets(main)
 
 
-def test_a_mistake_of_this_side_fails_the_link_and_is_told(
+def test_a_mistake_of_this_side_fails_the_link_and_is_reported(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mistaken(self: ConsumerExchange) -> list[bytes | memoryview]:

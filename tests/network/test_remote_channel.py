@@ -397,7 +397,7 @@ def test_a_batch_larger_than_the_window_arrives_whole() -> None:
     on_sockets(main)
 
 
-def test_batches_that_were_taken_over_are_told_long_before_half_of_the_window_is() -> None:
+def test_batches_that_were_taken_over_are_reported_long_before_half_of_the_window_is() -> None:
     """A producer has room for fewer batches than the window has segments: it must not wait
     until all that it has sent were read.
     """

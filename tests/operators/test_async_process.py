@@ -376,7 +376,7 @@ async def test_broadcast_state_is_written_on_its_side_only() -> None:
         await feed(operator, context, [keyed_batch("a", ["write"])])
 
 
-def test_async_functions_are_told_from_plain_ones() -> None:
+def test_async_functions_are_distinguished_from_plain_ones() -> None:
     class Plain(ProcessFunction[int, int]):
         def process_element(self, value: int, ctx: ProcessContext) -> Iterator[int]:
             yield value

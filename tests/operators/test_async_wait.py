@@ -165,7 +165,7 @@ async def test_watermarks_are_never_overtaken_nor_overtake_and_nothing_is_lost(
     assert max([MIN_WATERMARK] + [out.watermark for out in collected]) == MAX_WATERMARK
 
 
-async def test_calls_in_flight_are_bounded_and_the_chain_is_told_when_there_is_room() -> None:
+async def test_calls_in_flight_are_bounded_and_the_chain_is_notified_when_there_is_room() -> None:
     """J5.1"""
     calls, context = Calls(), Context()
     operator = await opened(AsyncWaitOperator("map", calls, concurrency=4), context)

@@ -453,7 +453,7 @@ async def test_a_timestamp_that_is_none_is_refused_when_registered(timestamp: An
         operator.process_batch(keyed_batch("a", [timestamp], [1]))
 
 
-async def test_a_plain_function_that_set_a_timer_is_told_that_it_has_no_on_timer() -> None:
+async def test_error_for_a_plain_function_that_set_a_timer_says_that_it_has_no_on_timer() -> None:
     operator = await opened(
         KeyedProcessOperator(lambda value, ctx: ctx.timer_service.register_event_time_timer(3)),
         Context(),
@@ -632,7 +632,7 @@ async def test_side_outputs_before_an_error_of_a_timer_are_sent() -> None:
     assert [value for _, value, _, _ in context.side] == [5, 7]
 
 
-async def test_functions_are_told_where_they_run() -> None:
+async def test_functions_learn_where_they_run() -> None:
     operator = await opened(
         ProcessOperator(lambda value, ctx: [dict(ctx.metadata)]), Context(keyed=False)
     )

@@ -190,7 +190,7 @@ async def test_a_plain_function_that_gives_a_coroutine_is_refused_at_its_first_r
 @pytest.mark.parametrize("after", [[], ["plus one"]])
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("first", [False, True])
-async def test_a_flat_map_that_gives_no_iterable_is_told_what_was_expected(
+async def test_error_for_a_flat_map_that_gives_no_iterable_says_what_was_expected(
     result: Any, after: list[str], timed: bool, first: bool
 ) -> None:
     def few(value: int) -> Any:

@@ -111,7 +111,7 @@ async def test_what_a_connector_wrote_is_read_as_texts(kind: str, tmp_path: Path
     assert written.read([0]) == [list(map(plain, [*ODD, 'a,"b"\n\r\u2028', "\t"]))]
 
 
-def test_values_that_look_alike_are_told_apart() -> None:
+def test_values_that_look_alike_are_distinguished() -> None:
     alike = [1, True, 1.0, "1", b"1", (1,), [1], {1}, frozenset([1]), 0.0, -0.0]
     assert len({plain(value) for value in alike}) == len(alike)
     assert plain(float("nan")) == plain(float("nan"))

@@ -542,7 +542,7 @@ def test_a_channel_that_failed_while_there_was_no_connection_tells_it_later(link
     assert [type(error) for error in link.errors[0]] == [ProducerFailed]
 
 
-def test_an_error_that_a_reset_swallowed_is_told_again(link: Link) -> None:
+def test_an_error_that_a_reset_swallowed_is_reported_again(link: Link) -> None:
     subpartition = link.open(0)
     link.exchange()
     subpartition.fail(ValueError("boom"))

@@ -203,7 +203,7 @@ def test_another_protocol_is_refused_at_its_first_wrong_byte(start: bytes) -> No
             server.receive(start[at : at + 1])
 
 
-def test_another_version_is_told_from_a_stranger() -> None:
+def test_another_version_is_distinguished_from_a_stranger() -> None:
     with pytest.raises(NotAuthenticated, match="version 2 of the handshake, expected 1"):
         pair()[1].receive(b"aioH\x02")
 

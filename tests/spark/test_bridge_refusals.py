@@ -260,7 +260,7 @@ async def test_a_call_apart_does_not_wait_for_the_others(host: Host) -> None:
     threads.close()
 
 
-async def test_calls_that_wait_when_the_bridge_closes_are_told(host: Host) -> None:
+async def test_calls_that_wait_when_the_bridge_closes_get_an_error(host: Host) -> None:
     threads = CallThreads(host, 1, lambda call: call.fn(), "test")
     gate = Gate()
     first, second = Call(gate, ""), Call(lambda: None, "")

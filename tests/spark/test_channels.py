@@ -253,7 +253,7 @@ async def test_a_task_that_does_not_know_the_secret_is_not_let_in() -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_a_task_for_a_stream_that_is_over_is_told_so() -> None:
+async def test_a_task_for_a_stream_that_is_over_gets_an_error_that_says_so() -> None:
     async with listening() as listener:
         name = listener.add(InboundStream())
         listener.remove(name)

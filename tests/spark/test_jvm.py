@@ -73,7 +73,9 @@ def test_the_configuration_is_in_no_command_line_but_in_a_file_of_the_user_alone
     ],
     ids=["no room", "an option", "Spark refuses", "no error", "nothing"],
 )
-def test_why_java_did_not_start_is_told_in_a_line(tmp_path: Path, printed: str, cause: str) -> None:
+def test_error_says_in_a_line_why_java_did_not_start(
+    tmp_path: Path, printed: str, cause: str
+) -> None:
     log = tmp_path / "spark.log"
     log.write_text(printed)
 

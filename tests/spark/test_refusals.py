@@ -101,7 +101,7 @@ def test_a_master_without_cores_is_none(place: Any, master: str) -> None:
         place(master)
 
 
-def test_a_session_in_the_place_of_a_master_is_told_where_it_goes() -> None:
+def test_error_for_a_session_in_the_place_of_a_master_says_where_it_goes() -> None:
     with pytest.raises(
         TypeError,
         match=(
@@ -278,7 +278,7 @@ class Leg(msgspec.Struct):
     ],
     ids=["null", "text", "missing"],
 )
-def test_a_row_that_is_no_value_of_the_type_is_told_with_its_field_and_the_remedy(
+def test_a_row_that_is_no_value_of_the_type_is_reported_with_its_field_and_the_remedy(
     kind: Any, row: dict[str, Any], says: str
 ) -> None:
     source = frames(SparkBridge("local[2]"), QUERY, kind)

@@ -209,7 +209,7 @@ async def test_a_table_that_is_not_there_fails_before_anything_runs(spark: Spark
         await af.Flow("none").source(frames(spark, "SELECT * FROM nosuch")).collect()
 
 
-async def test_a_streaming_query_without_a_checkpoint_is_told_of_it(spark: SparkBridge) -> None:
+async def test_a_streaming_query_without_a_checkpoint_gets_a_warning(spark: SparkBridge) -> None:
     with pytest.raises(GraphError, match="reads a streaming query, and there is no checkpoint="):
         await (
             af.Flow("rate")

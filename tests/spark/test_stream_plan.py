@@ -176,6 +176,6 @@ async def test_a_streaming_query_is_refused_without_streaming(tmp_path: Path) ->
         await host.close()
 
 
-def test_how_streaming_is_spelled_is_told() -> None:
+def test_error_says_how_streaming_is_spelled() -> None:
     with pytest.raises(ValueError, match="streaming is 'yes', expected 'experimental' or None"):
         af.Spark("local[2]", streaming="yes")  # type: ignore[arg-type]

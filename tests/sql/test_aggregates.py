@@ -221,7 +221,7 @@ def test_sum_of_what_is_never_null_needs_no_count() -> None:
         ("CORR(i, n)", "the aggregate CORR is not supported"),
     ],
 )
-def test_mistake_is_told_before_anything_runs(text: str, said: str) -> None:
+def test_mistake_is_reported_before_anything_runs(text: str, said: str) -> None:
     with pytest.raises(SqlError) as raised:
         compiled(text)
     assert said in str(raised.value)

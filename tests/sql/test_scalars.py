@@ -188,7 +188,7 @@ def test_value(text: str, row: dict[str, Any], expected: Any) -> None:
         ("DATE_FORMAT(t, 'qq')", "unknown letters 'qq'"),
     ],
 )
-def test_mistake_is_told_before_anything_runs(text: str, said: str) -> None:
+def test_mistake_is_reported_before_anything_runs(text: str, said: str) -> None:
     with pytest.raises(SqlError) as raised:
         compiled(text)
     assert said in str(raised.value)

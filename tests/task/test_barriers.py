@@ -140,7 +140,7 @@ async def test_a_single_channel_needs_no_alignment_and_stays_open() -> None:
         ]
 
 
-async def test_a_newer_barrier_subsumes_the_alignment_and_downstream_is_told_once() -> None:
+async def test_a_newer_barrier_subsumes_the_alignment_and_downstream_is_notified_once() -> None:
     """F2.3, F3.5."""
     async with (behind := Behind(2)):
         behind.barriers(1, 0)

@@ -126,7 +126,7 @@ async def test_records_keep_the_watermark_in_force_though_none_of_them_saw_it_mo
     assert told(found) == [("x", 40), ("y", 40), ("x", 50), ("y", 50)]
 
 
-async def test_a_channel_that_has_told_nothing_holds_back_though_it_left_nothing() -> None:
+async def test_a_channel_that_has_announced_nothing_holds_back_though_it_left_nothing() -> None:
     """It counts where the event time of the whole input is kept."""
     head = await log(time=ChannelTime(15), channels=2)
     found = await restored(

@@ -424,7 +424,7 @@ async def test_ids_that_do_not_rise_are_ignored() -> None:
         assert list(running.answers.acknowledged) == [5, 6] and running.answers.declined == []
 
 
-async def test_a_completed_checkpoint_is_told_once_tail_first_and_never_an_older_one() -> None:
+async def test_a_completed_checkpoint_is_announced_once_tail_first_and_never_an_older_one() -> None:
     """F8.1."""
     log: list[str] = []
     async with (running := Checked(factories(log))):

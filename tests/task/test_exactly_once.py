@@ -309,7 +309,7 @@ class Marks(af.ProcessFunction[Any, Any]):
         yield value[1], ctx.current_watermark
 
 
-async def test_event_time_is_told_before_the_first_record_after_a_restore() -> None:
+async def test_event_time_is_announced_before_the_first_record_after_a_restore() -> None:
     """G5: an operator without state of its own sees no step back either."""
     feed, ledger = Feed([("a", 1000), ("a", 10)]), Ledger()
     flow = af.Flow("marks")

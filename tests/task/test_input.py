@@ -157,7 +157,7 @@ def test_no_barrier_overtakes_records_of_the_inputs_that_are_read_later() -> Non
     assert barriers.taken == [()]
 
 
-def test_an_input_that_ends_is_told_once_while_the_other_goes_on() -> None:
+def test_an_input_that_ends_is_reported_once_while_the_other_goes_on() -> None:
     """C3.4."""
     world = World((0, 2), (1, 1))
     world.send(0, EndOfData(), channel=0)
@@ -192,7 +192,7 @@ def test_the_end_is_a_drain_only_if_every_input_drained(
     assert world.poll_all() is status
 
 
-def test_a_stopped_input_is_not_told_as_ended() -> None:
+def test_a_stopped_input_is_not_reported_as_ended() -> None:
     world = World((0, 1), (1, 1))
     world.send(0, EndOfData(False))
     world.poll_all()
@@ -246,7 +246,7 @@ def test_a_channel_that_was_stopped_holds_the_watermark_where_it_is() -> None:
     assert world.watermarks() == [5, 10]
 
 
-def test_an_idle_channel_holds_no_watermark_back_and_all_idle_is_told() -> None:
+def test_an_idle_channel_holds_no_watermark_back_and_all_idle_is_announced() -> None:
     """G3."""
     world = World((0, 2))
     world.send(0, empty_batch(10), channel=0)

@@ -348,7 +348,7 @@ def test_strict_refuses_before_anything_is_written() -> None:
     assert read(one, 0) == []
 
 
-def test_task_is_told_about_one_batch_per_consumer_of_its_narrowest_edge() -> None:
+def test_task_is_notified_of_one_batch_per_consumer_of_its_narrowest_edge() -> None:
     spread, everywhere = (
         writer(channels=3, size=100),
         writer(ShipStrategy.BROADCAST, channels=3, size=100),

@@ -83,7 +83,7 @@ async def test_waiter_that_gives_up_does_not_end_the_opening_for_others() -> Non
     await scope.close()
 
 
-async def test_an_opening_that_failed_is_told_to_all_and_tried_again_by_the_next() -> None:
+async def test_an_opening_that_failed_is_reported_to_all_and_tried_again_by_the_next() -> None:
     tries = []
 
     @af.resource

@@ -340,7 +340,7 @@ class Idles(Logged):
         return batch
 
 
-async def test_idle_is_told_behind_the_records_that_the_task_still_holds() -> None:
+async def test_idle_is_announced_behind_the_records_that_the_task_still_holds() -> None:
     """C5: a status keeps its place also while an operator has results to come."""
     log: list[str] = []
     bench = Bench([lambda: Idles("a", log), lambda: Busy("b", log)], [lambda: Logged("sink", log)])
@@ -361,7 +361,7 @@ async def test_idle_is_told_behind_the_records_that_the_task_still_holds() -> No
     bench.tasks[1].abandon()
 
 
-async def test_active_again_before_idle_was_told_tells_nothing() -> None:
+async def test_active_again_before_idle_was_announced_announces_nothing() -> None:
     log: list[str] = []
     bench = Bench([lambda: Busy("b", log)], [lambda: Logged("sink", log)])
     (partition,) = bench.registry.partitions.values()

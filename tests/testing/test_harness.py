@@ -276,7 +276,7 @@ def test_an_error_of_open_comes_out_of_the_constructor() -> None:
     assert any("in open() of operator 'Bad'" in note for note in raised.value.__notes__)
 
 
-def test_a_function_that_waits_for_ever_is_told_at_finish() -> None:
+def test_a_function_that_waits_for_ever_is_reported_at_finish() -> None:
     async def never(x: int) -> int:
         await asyncio.get_running_loop().create_future()
         return x
@@ -379,7 +379,7 @@ def test_a_stream_runs_the_operators_of_its_chain_without_the_source() -> None:
         assert h.take() == ["3"]
 
 
-def test_a_keyed_stream_brings_its_key_and_late_elements_are_told() -> None:
+def test_a_keyed_stream_brings_its_key_and_late_elements_are_reported() -> None:
     with OperatorHarness(windows()) as h:
         for event in (("a", 1), ("a", 5), ("b", 3)):
             h.push(event, ts=event[1])
