@@ -271,7 +271,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "    return node.traits.combiner\n",
         (
             "tests/graph/test_optimize.py::"
-            "test_batches_are_folded_before_they_are_dealt_out_to_windows_with_unread_late_ones",
+            "test_batches_are_folded_before_they_are_distributed_to_windows_with_unread_late_ones",
         ),
     ),
     Mutant(
@@ -621,7 +621,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "part = codes[:COLUMN_RECORDS_MAX]",
         (
             f"{_WINDOW_TURNS}::test_a_firing_leaves_in_pieces_between_which_state_may_be_looked_at",
-            f"{_WINDOW_TURNS}::test_a_job_stopped_in_the_midst_of_a_firing_goes_on_where_it_was",
+            f"{_WINDOW_TURNS}::test_a_job_stopped_during_a_firing_goes_on_where_it_was",
         ),
     ),
     Mutant(
@@ -630,8 +630,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "                if written >= WRITTEN_MAX:\n",
         "                if False:\n",
         (
-            f"{_WINDOW_TURNS}::test_a_snapshot_writes_a_large_slice_by_turns",
-            f"{_WINDOW_TURNS}::test_columns_of_a_slice_become_rows_by_turns",
+            f"{_WINDOW_TURNS}::test_a_snapshot_writes_a_large_slice_in_steps",
+            f"{_WINDOW_TURNS}::test_columns_of_a_slice_become_rows_in_steps",
         ),
     ),
     Mutant(
@@ -649,7 +649,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "aioflow/operators/window/slices.py",
         "        yield from self._slices.release(start, last)\n",
         "",
-        (f"{_WINDOW_TURNS}::test_columns_of_a_slice_become_rows_by_turns",),
+        (f"{_WINDOW_TURNS}::test_columns_of_a_slice_become_rows_in_steps",),
     ),
     Mutant(
         "what columns hold is written in one turn for a window of many slices",
@@ -663,7 +663,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         "aioflow/columns/accumulators.py",
         "            yield from self.release(self.starts)\n",
         "            list(self.release(self.starts))\n",
-        (f"{_WINDOW_TURNS}::test_keys_that_are_many_are_given_up_by_turns",),
+        (f"{_WINDOW_TURNS}::test_keys_that_are_many_are_given_up_in_steps",),
     ),
     Mutant(
         "a join allows for ever more keys",
@@ -685,8 +685,8 @@ COLUMN_MUTANTS: list[Mutant] = [
         "WINDOWS_MAX = 64",
         "WINDOWS_MAX = 1 << 40",
         (
-            f"{_TURNS}::test_windows_of_one_side_pass_by_turns",
-            f"{_TURNS}::test_a_batch_of_many_slices_is_added_by_turns",
+            f"{_TURNS}::test_windows_of_one_side_pass_in_steps",
+            f"{_TURNS}::test_a_batch_of_many_slices_is_added_in_steps",
         ),
     ),
     Mutant(
@@ -701,21 +701,21 @@ COLUMN_MUTANTS: list[Mutant] = [
         _SIDES,
         "ROWS_MAX = 4_096",
         "ROWS_MAX = 1 << 40",
-        (f"{_TURNS}::test_columns_become_rows_by_turns",),
+        (f"{_TURNS}::test_columns_become_rows_in_steps",),
     ),
     Mutant(
         "rows made of columns are counted, not the windows to which they are added",
         "aioflow/operators/join/joins.py",
         "                end += grid.slide\n                rest -= 1\n",
         "                end += grid.slide\n            rest -= 1\n",
-        (f"{_TURNS}::test_columns_become_rows_by_turns",),
+        (f"{_TURNS}::test_columns_become_rows_in_steps",),
     ),
     Mutant(
         "a snapshot of a join settles all slices in one turn",
         _SIDES,
         "CHUNKS_WRITTEN_MAX = 512",
         "CHUNKS_WRITTEN_MAX = 1 << 40",
-        (f"{_TURNS}::test_a_snapshot_settles_many_slices_by_turns",),
+        (f"{_TURNS}::test_a_snapshot_settles_many_slices_in_steps",),
     ),
     Mutant(
         "codes of keys are given up while records with them are pending",
@@ -729,7 +729,7 @@ COLUMN_MUTANTS: list[Mutant] = [
         _SIDES,
         "if records >= READ_MAX:",
         "if records >= 1 << 40:",
-        (f"{_TURNS}::test_chunks_of_a_hot_key_are_read_by_turns",),
+        (f"{_TURNS}::test_chunks_of_a_hot_key_are_read_in_steps",),
     ),
     Mutant(
         "nothing is said of a row that ends columns of a join for a year",

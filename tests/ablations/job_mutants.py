@@ -483,7 +483,7 @@ JOB_MUTANTS: list[Mutant] = [
         "",
         (
             "tests/cli/test_processes.py::"
-            "test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none",
+            "test_ctrl_c_during_starting_a_process_of_a_cluster_leaves_none",
         ),
     ),
     Mutant(
@@ -962,7 +962,7 @@ JOB_MUTANTS: list[Mutant] = [
         "            pass\n\n    async def wait",
         (
             "tests/cluster/test_dispatcher.py::"
-            "test_who_comes_back_to_a_job_that_is_being_stored_hears_how_that_ends",
+            "test_submitter_that_comes_back_to_a_job_that_is_being_stored_learns_how_that_ends",
         ),
     ),
     Mutant(
@@ -972,7 +972,7 @@ JOB_MUTANTS: list[Mutant] = [
         "",
         (
             "tests/cluster/test_dispatcher.py::"
-            "test_who_comes_back_to_a_job_that_is_being_stored_hears_how_that_ends",
+            "test_submitter_that_comes_back_to_a_job_that_is_being_stored_learns_how_that_ends",
         ),
     ),
     Mutant(
@@ -1044,7 +1044,7 @@ JOB_MUTANTS: list[Mutant] = [
         "            if answer.done():\n                what",
         (
             "tests/cluster/"
-            "test_job_master.py::test_waiter_for_a_checkpoint_hears_that_the_leader_goes_away",
+            "test_job_master.py::test_waiter_for_a_checkpoint_learns_that_the_leader_goes_away",
         ),
     ),
     Mutant(

@@ -332,7 +332,7 @@ MUTANTS: list[Mutant] = [
         "if not done:\n            return",
         (
             "tests/operators/test_turns.py::"
-            "test_a_function_that_is_left_in_the_midst_finds_its_window_and_key_again",
+            "test_a_function_that_is_left_midway_finds_its_window_and_key_again",
         ),
     ),
     Mutant(
@@ -342,7 +342,7 @@ MUTANTS: list[Mutant] = [
         "self._rest_amid_results()\n",
         (
             "tests/operators/test_turns.py::"
-            "test_a_function_that_is_left_in_the_midst_finds_its_window_and_key_again",
+            "test_a_function_that_is_left_midway_finds_its_window_and_key_again",
         ),
     ),
     Mutant(
@@ -1596,7 +1596,7 @@ MUTANTS: list[Mutant] = [
             "tests/network/"
             "test_security.py::test_both_sides_demand_a_certificate_and_the_newest_protocol",
             "tests/network/"
-            "test_security.py::test_a_server_of_another_authority_is_refused_by_who_dials",
+            "test_security.py::test_a_server_of_another_authority_is_refused_by_its_client",
         ),
     ),
     Mutant(

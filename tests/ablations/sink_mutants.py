@@ -829,7 +829,7 @@ SINK_MUTANTS: list[Mutant] = [
         "aioflow/io/brokers/kafka_sink.py",
         "        await existing(self._config, producer, topic)\n",
         "",
-        (f"{_KAFKA}test_a_topic_that_is_not_there_and_is_not_made_is_refused",),
+        (f"{_KAFKA}test_a_topic_that_does_not_exist_and_is_not_made_is_refused",),
     ),
     Mutant(
         "a consumer of Kafka that is cancelled while it stops leaves its connection open",

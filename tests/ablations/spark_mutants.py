@@ -104,7 +104,7 @@ SPARK_MUTANTS: list[Mutant] = [
         "aioflow/spark/workers/worker.py",
         "        elif context.attemptNumber():\n",
         "        elif context.attemptNumber() > 1:\n",
-        ("tests/spark/test_worker_process.py::test_a_second_attempt_of_spark_goes_home",),
+        ("tests/spark/test_worker_process.py::test_a_second_attempt_of_spark_ends_at_once",),
     ),
     Mutant(
         "a worker that is given up keeps its core in Spark",

@@ -81,7 +81,7 @@ SQL_MUTANTS: list[Mutant] = [
         "aioflow/io/formats/debezium_format.py",
         "    if not 0 <= microseconds < DAY_US:\n",
         "    if False:\n",
-        ("tests/io/test_debezium.py::test_what_is_no_event_is_named",),
+        ("tests/io/test_debezium.py::test_body_that_is_no_event_is_named",),
     ),
     Mutant(
         "the former key of a row that Debezium moves is not deleted",

@@ -606,7 +606,7 @@ STATE_MUTANTS: list[Mutant] = [
         "aioflow/state/operator_state.py",
         "            if begin + ENCODED_AT_ONCE < len(values):\n                yield\n",
         "            if begin < 0:\n                yield\n",
-        ("tests/state/test_operator_state.py::test_large_operator_state_is_encoded_by_turns",),
+        ("tests/state/test_operator_state.py::test_large_operator_state_is_encoded_in_steps",),
     ),
     Mutant(
         "what goes on changing is written into the checkpoint, where it cannot be copied",
@@ -810,6 +810,6 @@ STATE_MUTANTS: list[Mutant] = [
         "aioflow/state/operator_state.py",
         "    if any(len(parts) > 1 for parts in lists):\n",
         "    if False:\n",
-        ("tests/state/test_operator_state.py::test_large_operator_state_is_encoded_by_turns",),
+        ("tests/state/test_operator_state.py::test_large_operator_state_is_encoded_in_steps",),
     ),
 ]

@@ -345,7 +345,7 @@ UNALIGNED_MUTANTS: list[Mutant] = [
         "vertex.inputs[0].may_be_overtaken}\n",
         (
             "tests/checkpoint/test_assignment.py::"
-            "test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now",
+            "test_data_in_flight_is_distributed_although_the_exchange_is_one_to_one_now",
         ),
     ),
     Mutant(

@@ -10,7 +10,7 @@ ERRORS = "tests/protocol/test_errors.py::"
 
 CONVERSIONS = (
     "tests/core/test_serializers.py::"
-    "test_whatever_a_function_of_a_registered_type_raises_is_an_error_of_the_value",
+    "test_any_error_of_a_function_of_a_registered_type_is_an_error_of_the_value",
 )
 
 WIRE_MUTANTS: list[Mutant] = [
@@ -189,7 +189,7 @@ WIRE_MUTANTS: list[Mutant] = [
         "        return False\n",
         (
             "tests/task/test_output.py::"
-            "test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",
+            "test_a_large_part_travels_as_it_is_to_a_waiting_consumer_and_gathered_to_others",
         ),
     ),
     Mutant(
@@ -199,7 +199,7 @@ WIRE_MUTANTS: list[Mutant] = [
         "        return True\n",
         (
             "tests/task/test_output.py::"
-            "test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one",
+            "test_a_large_part_travels_as_it_is_to_a_waiting_consumer_and_gathered_to_others",
         ),
     ),
     Mutant(

@@ -294,6 +294,6 @@ class Nests(af.KeyedProcessFunction[int, int, list[int]]):
         yield list(seen["values"])
 
 
-async def test_what_a_default_holds_is_not_shared_by_keys() -> None:
+async def test_content_of_a_default_is_not_shared_by_keys() -> None:
     flow = af.Flow("nested").source([1, 2, 3, 4]).key_by(lambda value: value % 2)
     assert await flow.process(Nests()).collect() == [[1], [2], [1, 3], [2, 4]]

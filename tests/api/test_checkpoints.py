@@ -553,7 +553,7 @@ async def test_a_sink_more_or_less_does_not_refuse_a_restore(store: str) -> None
     assert complete(rows, 300)
 
 
-async def test_a_savepoint_that_is_not_there_is_refused(store: str, tmp_path: Path) -> None:
+async def test_a_savepoint_that_does_not_exist_is_refused(store: str, tmp_path: Path) -> None:
     with pytest.raises(af.RestoreError, match="nowhere"):
         async with counting(Numbers(), []).run(checkpoints=store, restore=tmp_path / "nowhere"):
             pytest.fail("entered")

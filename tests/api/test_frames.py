@@ -113,7 +113,7 @@ def test_notebook_shows_a_flow_as_its_graph() -> None:
     assert "visits" in shown["image/svg+xml"]
 
 
-def test_picture_of_a_flow_is_valid_whatever_its_names() -> None:
+def test_picture_of_a_flow_is_valid_for_any_names() -> None:
     flow = af.Flow("cities\x01")
     flow.source([1], name="a\x00b\x1b[0m\ud800").map(str, name="<&>\x7f\n").sink(print)
     picture = flow._repr_mimebundle_()["image/svg+xml"]

@@ -511,7 +511,7 @@ async def test_error_for_a_text_that_is_like_none_lists_those_expected() -> None
         await numbers().collect(state="paper")
 
 
-async def test_a_savepoint_that_is_not_there_and_nearly_called_latest_is_a_slip(
+async def test_a_savepoint_that_does_not_exist_and_nearly_called_latest_is_a_slip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -823,7 +823,7 @@ async def test_a_json_document_over_many_lines_is_distinguished_from_lines_of_js
         await af.Flow("documents").source(af.io.jsonl(tmp_path / "a.json")).collect()
 
 
-async def test_a_table_that_is_not_there_is_named_with_its_file(tmp_path: Path) -> None:
+async def test_a_table_that_does_not_exist_is_named_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     with pytest.raises(
         af.GraphError,

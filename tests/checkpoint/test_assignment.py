@@ -360,7 +360,7 @@ def test_data_in_flight_is_read_by_all_that_have_keys_of_it_and_its_rest_taken_o
         assert without == [former]
 
 
-def test_data_in_flight_is_dealt_out_although_the_exchange_is_one_to_one_now() -> None:
+def test_data_in_flight_is_distributed_although_the_exchange_is_one_to_one_now() -> None:
     """F6: an exchange by turns becomes one from each to its own when both sides are as many.
 
     What was on its way is not lost with it.

@@ -98,7 +98,7 @@ def test_a_system_that_does_not_tell_has_none(
     assert processes_of(machine) == []
 
 
-def test_ctrl_c_in_the_midst_of_starting_a_process_of_a_cluster_leaves_none(
+def test_ctrl_c_during_starting_a_process_of_a_cluster_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that was forked, but whose program has not begun, has the command line of its

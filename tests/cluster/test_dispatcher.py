@@ -155,7 +155,7 @@ def test_the_same_id_twice_is_an_error_also_while_the_first_is_being_stored() ->
     on_host(main)
 
 
-def test_who_comes_back_to_a_job_that_is_being_stored_hears_how_that_ends() -> None:
+def test_submitter_that_comes_back_to_a_job_that_is_being_stored_learns_how_that_ends() -> None:
     """I1.1: its first connection has ended, and the same leader still accepts it."""
 
     async def main(host: SimulatedHost) -> None:

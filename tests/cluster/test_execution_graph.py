@@ -448,7 +448,7 @@ def test_failing_a_job_that_never_started_ends_it() -> None:
     assert executions.failure is error
 
 
-def test_splits_are_dealt_out_in_turn_and_stay_over_a_restart() -> None:
+def test_splits_are_distributed_in_turn_and_stay_over_a_restart() -> None:
     executions = graph(fixed_delay(1, "0ms"), parallelism=2)
     splits = [Split(str(i)) for i in range(5)]
     first = [i.descriptor.splits for i in executions.start({0: splits}) if isinstance(i, Deploy)]

@@ -357,7 +357,7 @@ class Silent(Workers):
 
 
 @pytest.mark.parametrize("ask", [JobMaster.checkpoint, JobMaster.savepoint])
-async def test_waiter_for_a_checkpoint_hears_that_the_leader_goes_away(
+async def test_waiter_for_a_checkpoint_learns_that_the_leader_goes_away(
     group: OrderedTaskGroup, ask: Callable[..., Any]
 ) -> None:
     """I5.3: the job goes on under the next one, which knows nothing of what this one was asked."""

@@ -26,7 +26,7 @@ def leadership(host: SystemHost, token: int) -> Leadership:
     )
 
 
-async def test_waiter_for_a_leader_that_never_led_hears_the_next_one(
+async def test_waiter_for_a_leader_that_never_led_learns_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I6: the lease is lost while jobs are recovered; a submitter or TaskManager that waited for

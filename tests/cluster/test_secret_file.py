@@ -52,7 +52,7 @@ def test_an_address_is_a_host_and_a_port(text: str) -> None:
         parse_address(text)
 
 
-def test_error_for_a_secret_that_is_not_there_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_error_for_a_secret_that_does_not_exist_says_where_it_comes_from(tmp_path: Path) -> None:
     for ask in (
         lambda: read_secret(str(tmp_path / "secret")),
         lambda: given_secret(tmp_path / "secret"),

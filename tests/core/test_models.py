@@ -181,7 +181,7 @@ def test_a_restored_model_can_be_used_as_one_that_was_made() -> None:
     ],
     ids=["a field is missing", "a secret", "a class that no reader finds"],
 )
-def test_what_cannot_travel_is_refused_by_name(value: Any) -> None:
+def test_value_that_cannot_travel_is_refused_by_name(value: Any) -> None:
     with pytest.raises(TypeNotSupported, match="cannot travel"):
         CODEC.encode(value, owner="test")
 

@@ -585,7 +585,7 @@ def cancels(value: Any) -> Any:
         (cancels, "cancelled the task that it ran in"),
     ],
 )
-async def test_whatever_a_function_of_a_registered_type_raises_is_an_error_of_the_value(
+async def test_any_error_of_a_function_of_a_registered_type_is_an_error_of_the_value(
     function: Callable[[Any], Any], told: str
 ) -> None:
     """A cancellation would end the snapshot that is written, without an error, again and again."""

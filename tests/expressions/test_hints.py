@@ -272,14 +272,14 @@ class Tagged(NamedTuple):
         (c.n["x"], r"^no field 'x' in a int without fields"),
     ],
 )
-async def test_error_for_a_position_that_is_not_there_names_the_length(
+async def test_error_for_a_position_that_does_not_exist_names_the_length(
     row: Any, expression: Any, said: str
 ) -> None:
     with pytest.raises(LookupError, match=said):
         await af.Flow("rows").source([row]).select(x=expression).collect()
 
 
-async def test_error_for_a_position_of_a_tuple_that_is_not_there_names_the_length() -> None:
+async def test_error_for_a_position_of_a_tuple_that_does_not_exist_names_the_length() -> None:
     with pytest.raises(
         LookupError, match=r"^no position 9 in a tuple of 2; read by the expression col\(9\)"
     ):

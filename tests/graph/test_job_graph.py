@@ -166,7 +166,7 @@ def test_a_parallelism_out_of_range_is_refused_by_name(parallelism: int) -> None
 
 
 @pytest.mark.parametrize("through_an_exchange", [False, True])
-def test_a_cycle_is_refused_naming_who_is_in_it(through_an_exchange: bool) -> None:
+def test_a_cycle_is_refused_naming_its_members(through_an_exchange: bool) -> None:
     flow = Flow()
     source = flow.node("source")
     a = flow.node("a", source)

@@ -171,7 +171,7 @@ def test_all_that_an_aggregate_takes_of_a_record_goes_in_its_place() -> None:
     assert taken(lambda keyed: keyed.reduce(max)) is None
 
 
-def test_batches_are_folded_before_they_are_dealt_out_to_windows_with_unread_late_ones() -> None:
+def test_batches_are_folded_before_they_are_distributed_to_windows_with_unread_late_ones() -> None:
     def is_folded(shape: Callable[[Any], Any], parallelism: int = 2) -> bool:
         flow = af.Flow("local", parallelism=parallelism)
         stream = shape(

@@ -352,7 +352,7 @@ def test_a_job_ends_with_the_process_that_runs_a_part_of_it(cluster: Cluster) ->
     until(lambda: cluster.slots() == [(1, 1)], "its slot is free")
 
 
-async def test_a_program_pushes_into_a_job_on_a_cluster_and_hears_when_the_cluster_is_gone(
+async def test_a_program_pushes_into_a_job_on_a_cluster_and_learns_when_the_cluster_is_gone(
     cluster: Cluster,
 ) -> None:
     await asyncio.to_thread(cluster.start, workers=2, slots=1)

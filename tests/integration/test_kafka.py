@@ -150,7 +150,9 @@ async def test_partitions_that_are_found_later_are_read_too(
     await reader.close()
 
 
-async def test_it_begins_where_it_is_told(cluster: KafkaCluster, name: str, ctx: Context) -> None:
+async def test_source_begins_at_the_given_place(
+    cluster: KafkaCluster, name: str, ctx: Context
+) -> None:
     await produced(cluster, name, [(0, b"1"), (0, b"2")])
     for start, expected in (("earliest", [1, 2]), ("latest", [])):
         assert (
@@ -480,7 +482,7 @@ async def test_offsets_that_are_gone_are_an_error(
 
 
 @pytest.mark.parametrize("transactions", [False, True])
-async def test_a_topic_that_is_not_there_and_is_not_made_is_refused(
+async def test_a_topic_that_does_not_exist_and_is_not_made_is_refused(
     cluster: KafkaCluster,
     name: str,
     ctx: SinkContext,

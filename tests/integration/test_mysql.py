@@ -117,7 +117,7 @@ async def test_a_deletion_needs_the_key_alone_and_keeps_its_place_in_the_order(
             await write(sink, ctx, [{"op": "upsert", "id": 5, "n": 9}], checkpoint_id=2)
 
 
-async def test_what_the_table_refuses_fails_before_the_checkpoint(
+async def test_row_that_the_table_refuses_fails_before_the_checkpoint(
     server: MysqlServer, schema: str, dsn: str, ctx: SinkContext
 ) -> None:
     server.query(

@@ -99,7 +99,7 @@ async def test_many_messages_come_in_order_and_it_is_known_how_many_wait(
     await reader.close()
 
 
-async def test_it_begins_where_it_is_told(
+async def test_source_begins_at_the_given_place(
     server: Server, url: str, name: str, ctx: Context
 ) -> None:
     await published(server, name, [b"1", b"2", b"3"])

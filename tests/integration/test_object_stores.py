@@ -269,7 +269,7 @@ async def test_credentials_without_rights_are_named(
         await read_all(af.io.lines("s3://shop/2026"), ctx)
 
 
-def test_what_an_object_store_cannot_do_is_refused() -> None:
+def test_operations_that_an_object_store_lacks_are_refused() -> None:
     for make, message in (
         (lambda: af.io.lines("s3://b/x", follow=True), "nothing is added to an object"),
         (lambda: af.io.lines("s3://"), "expected a URL with a bucket, as in s3://bucket/prefix"),

@@ -102,7 +102,7 @@ async def test_an_entry_has_the_time_of_its_id(server: Server, url: str, ctx: Co
     await reader.close()
 
 
-async def test_it_begins_where_it_is_told(server: Server, url: str, ctx: Context) -> None:
+async def test_source_begins_at_the_given_place(server: Server, url: str, ctx: Context) -> None:
     for n in range(1, 6):
         server.ask(f"XADD s {n}-0 n {n}")
     server.ask("XGROUP CREATE s here 4-0")

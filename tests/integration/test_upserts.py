@@ -62,7 +62,7 @@ async def test_a_deletion_needs_the_key_alone_and_keeps_its_place_in_the_order(
     assert server.query(schema, "SELECT * FROM t ORDER BY id") == ["0|0", "2|9", "3|3"]
 
 
-async def test_what_identifies_no_row_and_what_the_table_refuses_fails_before_the_checkpoint(
+async def test_row_without_a_key_or_that_the_table_refuses_fails_before_the_checkpoint(
     server: PostgresServer, schema: str, dsn: str, ctx: SinkContext
 ) -> None:
     server.query(

@@ -899,7 +899,7 @@ async def test_a_savepoint_alone_is_restored_by_workers(tmp_path: Path) -> None:
             assert sorted([await anext(arriving) for _ in range(2)]) == [("a", 3), ("b", 2)]
 
 
-async def test_a_slow_reader_of_a_fast_stream_never_holds_the_job_and_hears_what_it_missed(
+async def test_a_slow_reader_of_a_fast_stream_never_holds_the_job_and_learns_what_it_missed(
     tmp_path: Path,
 ) -> None:
     subscribed = tmp_path / "subscribed"

@@ -214,7 +214,7 @@ def test_a_value_that_the_database_did_not_log_is_not_taken_for_a_text(value: An
         ('{"op": "c"', "truncated"),
     ],
 )
-def test_what_is_no_event_is_named(text: str, message: str) -> None:
+def test_body_that_is_no_event_is_named(text: str, message: str) -> None:
     with pytest.raises((ValueError, msgspec.MsgspecError), match=message):
         change(text)
 

@@ -505,7 +505,7 @@ async def test_following_reads_new_lines_and_new_files_and_leaves_half_a_line(
         await reader.close()
 
 
-async def test_following_waits_for_a_file_that_is_not_there_yet(tmp_path: Path) -> None:
+async def test_following_waits_for_a_file_that_does_not_exist_yet(tmp_path: Path) -> None:
     source = csv(f"{tmp_path}/*.csv", follow=True, every="1ms")
     async with system_context() as ctx:
         reader = source.reader(ctx)

@@ -79,7 +79,7 @@ async def test_files_that_come_while_the_flow_runs_are_read_once_each(inbox: Inb
     )
 
 
-async def test_an_empty_directory_and_one_that_is_not_there_yet_are_waited_for(
+async def test_an_empty_directory_and_one_that_does_not_exist_yet_are_waited_for(
     tmp_path: Path,
 ) -> None:
     rows: list[str] = []
@@ -93,7 +93,7 @@ async def test_an_empty_directory_and_one_that_is_not_there_yet_are_waited_for(
 
 
 @pytest.mark.parametrize("pattern", ["", "/*.csv", "/deep/*/a*"])
-async def test_a_directory_that_is_not_there_is_waited_for_with_one_warning(
+async def test_a_directory_that_does_not_exist_is_waited_for_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, pattern: str
 ) -> None:
     """Its name may be mistyped.

@@ -118,7 +118,7 @@ def test_a_url_that_cannot_be_read_is_refused_and_not_shown(make: Any) -> None:
     assert SECRET not in str(caught.value)
 
 
-async def test_a_server_that_is_not_there_is_an_error_of_the_start() -> None:
+async def test_a_server_that_does_not_exist_is_an_error_of_the_start() -> None:
     for make, _ in (SOURCES["redis"], SOURCES["nats"]):
         with pytest.raises(Exception, match=r"(?i)connect"):
             await make().discover()

@@ -290,7 +290,7 @@ async def test_an_endpoint_that_guards_reading_is_unlocked_once() -> None:
         await window.page.wait_for_selector("text=busy")
 
 
-async def test_state_and_records_are_shown_to_who_knows_the_token() -> None:
+async def test_state_and_records_are_shown_only_with_the_token() -> None:
     async with shown(Shop(), token=TOKEN, show_data=True) as (base, job), chromium() as browser:
         window = await Window.open(browser, base)
         await window.show(f"jobs/{job.id}/state", view="state", ready="tr:has-text('spent') a")

@@ -34,7 +34,7 @@ def test_a_batch_crosses_by_reference() -> None:
     assert polled[0] is batch
 
 
-def test_a_partition_that_is_not_there_yet_can_be_requested_again() -> None:
+def test_a_partition_that_does_not_exist_yet_can_be_requested_again() -> None:
     """C12: the retry is the business of the gate's owner."""
     output = partition()
     known: list[PipelinedSubpartition] = []

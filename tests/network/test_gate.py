@@ -251,7 +251,7 @@ def test_a_channel_that_was_resumed_and_read_is_not_announced_again() -> None:
     assert not inputs.gate.availability.is_available
 
 
-def test_a_channel_that_was_announced_in_vain_lowers_availability() -> None:
+def test_a_channel_that_was_announced_for_nothing_lowers_availability() -> None:
     inputs = Inputs(1)
     inputs.gate._on_data(0, False)
     assert inputs.gate.availability.is_available
@@ -393,7 +393,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_over_any_operations_nothing_is_lost_and_availability_is_never_down_in_vain(
+def test_over_any_operations_nothing_is_lost_and_availability_is_never_down_for_nothing(
     todo: list[tuple[str, int]],
 ) -> None:
     inputs = Inputs(4)

@@ -229,7 +229,7 @@ def test_peer_without_a_certificate_is_refused_although_it_knows_the_secret(
 
 
 @pytest.mark.expects_asyncio_errors
-def test_a_server_of_another_authority_is_refused_by_who_dials(
+def test_a_server_of_another_authority_is_refused_by_its_client(
     authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()

@@ -300,7 +300,7 @@ def test_accumulators_are_plain_values(name: str) -> None:
 @EVERY
 @FEW
 @given(rows=ROWS, choice=st.sampled_from(CHOICES))
-def test_mapping_that_writes_through_hears_of_every_change(
+def test_mapping_that_writes_through_is_notified_of_every_change(
     name: str, rows: list[dict[str, Any]], choice: tuple[int, bool]
 ) -> None:
     class WriteThrough(UserDict[str, Any]):

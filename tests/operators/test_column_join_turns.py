@@ -139,14 +139,14 @@ async def test_each_window_whose_keys_do_not_meet_is_a_turn() -> None:
     assert turns(operator, until(1_000)) >= 50
 
 
-async def test_windows_of_one_side_pass_by_turns() -> None:
+async def test_windows_of_one_side_pass_in_steps() -> None:
     operator = await opened(WindowJoinOperator(SlidingWindows(5_000, 1), Pair))
     drive_inputs(operator, [(0, some(3, 0))])
 
     assert turns(operator, until(10_000)) >= 5_000 // 64
 
 
-async def test_a_batch_of_many_slices_is_added_by_turns() -> None:
+async def test_a_batch_of_many_slices_is_added_in_steps() -> None:
     operator = await opened(WindowJoinOperator(TumblingWindows(1), Pair))
     batch = some(640, 0)
     batch.timestamps = list(range(640))
@@ -183,7 +183,7 @@ async def test_a_firing_walks_the_items_of_each_slice_once(monkeypatch: pytest.M
     assert walks == [(0, 0), (1, 0)]
 
 
-async def test_columns_become_rows_by_turns() -> None:
+async def test_columns_become_rows_in_steps() -> None:
     operator = await opened(WindowJoinOperator(SlidingWindows(40, 10), Pair))
     drive_inputs(operator, [(side, some(20_000, 5, ["hot"] * 20_000)) for side in (0, 1)])
 
@@ -195,7 +195,7 @@ async def test_columns_become_rows_by_turns() -> None:
     )
 
 
-async def test_a_snapshot_settles_many_slices_by_turns() -> None:
+async def test_a_snapshot_settles_many_slices_in_steps() -> None:
     operator = await opened(WindowJoinOperator(SlidingWindows(4_000, 1), Pair))
     batch = some(3_000, 0)
     batch.timestamps = list(range(3_000))
@@ -217,7 +217,7 @@ async def test_a_snapshot_settles_many_slices_by_turns() -> None:
     assert not operator._sides._pending
 
 
-async def test_chunks_of_a_hot_key_are_read_by_turns() -> None:
+async def test_chunks_of_a_hot_key_are_read_in_steps() -> None:
     operator = await opened(WindowJoinOperator(TumblingWindows(10), Pair))
     for _ in range(8):
         drive_inputs(operator, [(0, some(32_768, 5, ["hot"] * 32_768))])

@@ -170,7 +170,7 @@ async def turns_of_others(ongoing: Any) -> int:
 
 
 @pytest.mark.usefixtures("in_small_parts")
-async def test_a_snapshot_writes_a_large_slice_by_turns() -> None:
+async def test_a_snapshot_writes_a_large_slice_in_steps() -> None:
     operator = await opened(counting(TumblingWindows(10)))
     drive(operator, SOME)
 
@@ -201,7 +201,7 @@ async def test_a_snapshot_that_was_given_up_in_its_midst_leaves_nothing_out_of_t
 
 
 @pytest.mark.usefixtures("in_small_parts")
-async def test_columns_of_a_slice_become_rows_by_turns() -> None:
+async def test_columns_of_a_slice_become_rows_in_steps() -> None:
     operator, rows = (
         await opened(counting(TumblingWindows(10))),
         await opened(counting(TumblingWindows(10))),
@@ -229,7 +229,7 @@ async def test_windows_of_many_slices_are_written_in_turns() -> None:
 
 
 @pytest.mark.usefixtures("in_small_parts")
-async def test_keys_that_are_many_are_given_up_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_that_are_many_are_given_up_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulators, "KEYS_MIN", 100)
     operator = await opened(counting(TumblingWindows(10)))
     for number in range(5):
@@ -240,7 +240,7 @@ async def test_keys_that_are_many_are_given_up_by_turns(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("state", ["heap", "rocksdb"])
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1)])
-async def test_a_job_stopped_in_the_midst_of_a_firing_goes_on_where_it_was(
+async def test_a_job_stopped_during_a_firing_goes_on_where_it_was(
     before: int, after: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name in (

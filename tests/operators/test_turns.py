@@ -238,7 +238,7 @@ class Numbered(ProcessWindowFunction[Any, Any, Any]):
         ctx.window_state.get_state(self.given).clear()
 
 
-async def test_a_function_that_is_left_in_the_midst_finds_its_window_and_key_again() -> None:
+async def test_a_function_that_is_left_midway_finds_its_window_and_key_again() -> None:
     operator = await opened(WindowOperator(tumbling("10ms"), process=Numbered()))
     records = [(key, 0, start, START) for key in "ab" for start in (0, 10)]
     (batch, _) = cut(records, MAX_WATERMARK, [4])

@@ -102,7 +102,7 @@ def test_a_difference_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
-async def test_what_a_connector_wrote_is_read_as_texts(kind: str, tmp_path: Path) -> None:
+async def test_output_of_a_connector_is_read_as_texts(kind: str, tmp_path: Path) -> None:
     flow = af.Flow("written")
     stream = flow.source([*ODD, 'a,"b"\n\r\u2028', "\t"])
     written = Written(str(tmp_path), kind, loose=False)

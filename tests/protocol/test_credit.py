@@ -366,7 +366,7 @@ def test_floating_segments_follow_the_backlog(
         max_size=200,
     ),
 )
-def test_no_buffer_leaks_and_no_frame_comes_in_vain(
+def test_no_buffer_leaks_and_no_frame_comes_for_nothing(
     exclusives: list[int], floating: int, steps: list[tuple[str, int]]
 ) -> None:
     """E3.7: for any order of backlog, credit, recycling and release."""

@@ -712,7 +712,7 @@ def test_a_failed_producer_is_an_error_at_the_consumer_that_says_why(link: Link)
     assert "ValueError('boom')" in str(error)
 
 
-def test_a_producer_that_fails_behind_a_blocking_event_is_heard_of(link: Link) -> None:
+def test_a_producer_that_fails_behind_a_blocking_event_is_noticed(link: Link) -> None:
     subpartition = link.open(0)
     subpartition.add_event(CheckpointBarrier(1, 0), blocking=True)
     link.exchange()
@@ -830,7 +830,7 @@ def test_requests_are_repeated_after_growing_delays(
     assert partition_request_backoff(initial_ms, max_ms) == delays
 
 
-def test_a_partition_that_is_not_there_yet_can_be_asked_for_again(link: Link) -> None:
+def test_a_partition_that_does_not_exist_yet_can_be_asked_for_again(link: Link) -> None:
     """C13"""
     subpartition = link.open(0)
     link.known = False
@@ -869,7 +869,7 @@ def test_the_end_of_the_partition_releases_the_reader_once_it_was_taken_over(lin
     assert link.upstream.producer.channels == link.downstream.consumer.channels == []
 
 
-def test_the_producer_hears_that_all_records_were_processed(link: Link) -> None:
+def test_the_producer_learns_that_all_records_were_processed(link: Link) -> None:
     """C14.2"""
     processed: list[int] = []
     subpartition = link.open(0)

@@ -220,7 +220,7 @@ def test_every_single_bit_flip_is_noticed() -> None:
 # The MAC.
 
 
-def test_only_who_has_the_key_of_the_direction_is_understood() -> None:
+def test_only_a_peer_with_the_key_of_the_direction_is_understood() -> None:
     frames = one_of_each()
     for key in (None, SERVER_KEY, b"x" * 32):
         with pytest.raises(RemoteProtocolError):

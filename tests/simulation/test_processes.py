@@ -273,7 +273,7 @@ def test_callbacks_of_a_connection_run_in_the_process_that_owns_its_end() -> Non
         assert simulate(main, seed).value == ["server", "server", "main"]
 
 
-def test_an_error_that_a_killed_process_had_not_looked_at_yet_is_nobodys() -> None:
+def test_an_error_that_a_killed_process_had_not_looked_at_yet_belongs_to_no_task() -> None:
     """Killed at any moment: between the end of a task and the callbacks that tell of it, too."""
 
     async def fails() -> None:

@@ -204,7 +204,7 @@ async def test_a_query_that_fails_fails_the_flow_with_its_cause(spark: SparkBrid
         await stream.collect()
 
 
-async def test_a_table_that_is_not_there_fails_before_anything_runs(spark: SparkBridge) -> None:
+async def test_a_table_that_does_not_exist_fails_before_anything_runs(spark: SparkBridge) -> None:
     with pytest.raises(SparkError, match="TABLE_OR_VIEW_NOT_FOUND"):
         await af.Flow("none").source(frames(spark, "SELECT * FROM nosuch")).collect()
 

@@ -79,7 +79,7 @@ def test_feature_is_refused_by_name_with_the_first_version(
     assert str(caught.value).startswith(feature.what)
 
 
-async def test_what_the_installed_version_lacks_is_refused(
+async def test_feature_that_the_installed_version_lacks_is_refused(
     spark: SparkBridge, tmp_path: Path
 ) -> None:
     """Runs on each version: the parts of the code that ask for a feature, ask for it."""

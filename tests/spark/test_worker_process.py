@@ -137,7 +137,7 @@ async def test_a_worker_whose_loop_is_held_ends_with_its_driver_all_the_same(
     assert provider.process is not None and provider.process.returncode == LOST_DRIVER
 
 
-def test_a_second_attempt_of_spark_goes_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_attempt_of_spark_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class SecondAttempt:
         def attemptNumber(self) -> int:
             return 1

@@ -139,7 +139,7 @@ async def test_yield_after_eight_slices_does_not_make_a_loop_busy(
             assert bystander.turns == RUNS_WHEN_FULL + slices * TURNS
 
 
-async def test_one_long_breath_does_not_make_a_loop_full(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_long_slice_does_not_make_a_loop_full(monkeypatch: pytest.MonkeyPatch) -> None:
     with bystanding() as bystander:
         is_long = False
         monkeypatch.setattr(

@@ -194,7 +194,7 @@ def test_operator_state_comes_back_from_its_bytes_type_for_type() -> None:
     assert decode_operator_state(content, Codec(), "totals") == snapshot
 
 
-def test_large_operator_state_is_encoded_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_operator_state_is_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_state, "ENCODED_AT_ONCE", 10)
     state = OperatorSnapshot(
         split={"s": list(range(95)), "empty": []},

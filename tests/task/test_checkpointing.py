@@ -450,7 +450,7 @@ async def test_an_abort_brings_the_completion_that_was_missed_first() -> None:
         assert only(log, "complete", "aborted") == ["a complete 5", "a aborted 6"]
 
 
-async def test_every_operator_hears_of_a_completed_checkpoint_although_one_throws() -> None:
+async def test_every_operator_is_notified_of_a_completed_checkpoint_although_one_throws() -> None:
     """F8: the first error fails the task, and names its operator."""
     log: list[str] = []
     made = factories(log)

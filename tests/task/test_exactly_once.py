@@ -462,7 +462,7 @@ async def test_a_split_that_was_read_to_its_end_is_not_read_again_after_a_second
     assert Counter(ledger.rows) == Counter(["a", "b", *(f"n{i}" for i in range(12))])
 
 
-async def test_a_reader_hears_of_its_checkpoint_and_of_its_completion() -> None:
+async def test_a_reader_is_notified_of_its_checkpoint_and_of_its_completion() -> None:
     """F8: records read before may be acknowledged to their sender."""
     feed, ledger = Feed(["a", "b"], bounded=False), Ledger()
     flow = af.Flow("told")

@@ -86,7 +86,7 @@ def test_full_batches_are_visible_at_once_the_rest_at_the_next_flush() -> None:
     assert not one.has_gathered
 
 
-def test_a_large_part_travels_as_it_is_to_who_waits_and_gathered_to_who_has_another_one() -> None:
+def test_a_large_part_travels_as_it_is_to_a_waiting_consumer_and_gathered_to_others() -> None:
     """C9.1: a frame costs as much as hundreds of records, but no consumer waits for a full one."""
     one = writer(ShipStrategy.GLOBAL, size=8)
     subpartition = one.partition.subpartitions[0]

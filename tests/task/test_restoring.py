@@ -63,7 +63,7 @@ async def test_state_is_there_before_open_and_says_that_it_was_restored() -> Non
         assert began == [(True, ["a", "b", "c"])]
 
 
-async def test_list_state_is_dealt_out_and_a_subtask_without_a_share_is_restored_too() -> None:
+async def test_list_state_is_distributed_and_a_subtask_without_a_share_is_restored_too() -> None:
     """H4.5, H5.1."""
     taken = await taken_with(Feed(["a", "b", "c"], bounded=False))
     async with Run(

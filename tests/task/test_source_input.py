@@ -228,7 +228,7 @@ async def test_an_error_of_poll_comes_out(group: OrderedTaskGroup) -> None:
         world.input.emit_next(10)
 
 
-async def test_error_of_wait_is_reported_and_wakes_no_task_in_vain(
+async def test_error_of_wait_is_reported_and_wakes_no_task_for_nothing(
     group: OrderedTaskGroup,
 ) -> None:
     world = await opened(group)

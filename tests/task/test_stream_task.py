@@ -190,7 +190,7 @@ async def test_without_drain_nothing_finishes_and_time_does_not_end() -> None:
 
 
 @pytest.mark.parametrize("drain", [True, False])
-async def test_downstream_hears_the_end_once_and_last(drain: bool) -> None:
+async def test_downstream_gets_the_end_once_and_last(drain: bool) -> None:
     """C2.4."""
     bench = Bench([lambda: Logged("a", [])], [lambda: Logged("b", [])])
     (partition,) = bench.registry.partitions.values()

@@ -165,7 +165,7 @@ async def test_one_bit_can_be_changed(echo: int, fault_proxy: Callable[..., Faul
         await close(client)
 
 
-async def test_a_server_that_is_not_there_breaks_the_client(
+async def test_a_server_that_does_not_exist_breaks_the_client(
     fault_proxy: Callable[..., FaultProxy],
 ) -> None:
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
