@@ -45,7 +45,6 @@ __all__ = [
     "POINTS_MAX",
     "Call",
     "Monitor",
-    "Operation",
     "Operations",
     "Sampler",
     "SeriesBuffer",
@@ -59,24 +58,14 @@ KEPT_MAX = 300
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(slots=True)
-class Operation:
-    """A requested operation; `task` ends with its result or its error."""
-
-    job_id: str
-    kind: str
-    request_id: str
-    task: asyncio.Task[Any]
-
-
 class Operations:
     """The requested operations of one endpoint, found by the ids of their requests."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str], Operation] = {}
+        self._known: dict[tuple[str, str, str], asyncio.Task[Any]] = {}
 
-    def find(self, job_id: str, kind: str, request_id: str) -> Operation:
-        """Returns a requested operation. Raises NotFound."""
+    def find(self, job_id: str, kind: str, request_id: str) -> asyncio.Task[Any]:
+        """Returns the task of a requested operation. Raises NotFound."""
         operation = self._known.get((job_id, kind, request_id))
         if operation is None:
             raise NotFound(f"there is no {kind} request {request_id[:40]!r} of job {job_id[:40]}")
@@ -93,7 +82,7 @@ class Operations:
         An AioflowError that `work` raises before it first waits is raised here, and the request is
         forgotten.
         """
-        over = [key for key, operation in self._known.items() if operation.task.done()]
+        over = [key for key, operation in self._known.items() if operation.done()]
         if len(self._known) - len(over) >= RUNNING_MAX:
             work.close()
             raise Unavailable(f"{RUNNING_MAX} requests are under way already; wait for one of them")
@@ -101,7 +90,7 @@ class Operations:
             del self._known[key]
         task = asyncio.get_running_loop().create_task(work, name=f"{kind} {request_id[:8]}")
         task.add_done_callback(_retrieved)
-        self._known[job_id, kind, request_id] = Operation(job_id, kind, request_id, task)
+        self._known[job_id, kind, request_id] = task
         await asyncio.sleep(0)
         if (
             task.done()
@@ -113,7 +102,7 @@ class Operations:
 
     async def close(self) -> None:
         await cancel_and_wait(
-            [operation.task for operation in self._known.values() if not operation.task.done()]
+            [operation for operation in self._known.values() if not operation.done()]
         )
 
 

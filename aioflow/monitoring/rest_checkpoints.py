@@ -436,16 +436,16 @@ async def _begin(
 
 def _status(call: Call, kind: str) -> Any:
     operation = call.monitor.operations.find(call.params["jobid"], kind, call.params["triggerid"])
-    if not operation.task.done():
+    if not operation.done():
         return {"status": {"id": "IN_PROGRESS"}, "operation": None}
-    if operation.task.cancelled():
+    if operation.cancelled():
         result: dict[str, Any] = {
             "failure-cause": failure_cause(CheckpointError("the endpoint was closed"))
         }
-    elif (error := operation.task.exception()) is not None:
+    elif (error := operation.exception()) is not None:
         result = {"failure-cause": failure_cause(error)}
     else:
-        result = operation.task.result()
+        result = operation.result()
     return {"status": {"id": "COMPLETED"}, "operation": result}
 
 

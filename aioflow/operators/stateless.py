@@ -103,9 +103,8 @@ class StatelessOperator(Operator):
         self._unseen = 0
         """Number of functions without a result when the loop was generated."""
         self._column_steps = _column_steps(self.steps)
+        """The first steps, those that run on columns."""
         self.reads_columns = bool(self._column_steps)
-        self.column_steps = len(self._column_steps)
-        """Number of the first steps that run on columns."""
         self.calls_functions = len(self._column_steps) < len(self.steps)
         self._on_columns: Callable[[RecordBatch], RecordBatch] | None = None
         self._rest: StatelessOperator | None = None

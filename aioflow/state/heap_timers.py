@@ -24,7 +24,6 @@ TIMERS_A_PART = 2048
 
 _TIMESTAMP = itemgetter(0)
 _KEY = itemgetter(1)
-_NAMESPACE = itemgetter(2)
 _TIMER = itemgetter(slice(1, 3))
 _ORDER = itemgetter(3)
 

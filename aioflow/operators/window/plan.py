@@ -144,8 +144,6 @@ class WindowPlan:
 
     factory: Callable[[], Operator]
     reason: str
-    batched: bool
-    """Whether a batch is added at once, rather than each element window by window."""
     traits: OperatorTraits = traits.BY_RECORD
 
 
@@ -235,14 +233,11 @@ def plan_window(spec: WindowSpec) -> WindowPlan:
         )
     obstacle = _why_not_batched(spec, aggregate)
     if obstacle:
-        return WindowPlan(
-            partial(_general, spec), f"per window, {assigner}: {obstacle}", batched=False
-        )
+        return WindowPlan(partial(_general, spec), f"per window, {assigner}: {obstacle}")
     if isinstance(assigner, SessionWindows):
         return WindowPlan(
             partial(_sessions, spec),
             f"sessions by key, {assigner}: each record is added once",
-            batched=True,
             traits=traits.SESSIONS,
         )
     assert isinstance(assigner, TumblingWindows | SlidingWindows)
@@ -250,7 +245,7 @@ def plan_window(spec: WindowSpec) -> WindowPlan:
     grid = window_grid(assigner, spec.lateness_ms)
     reason = f"slices of {grid.width} ms, {assigner}: each record is added once"
     stated = traits.slices if assigner.is_event_time else traits.clock_window
-    return WindowPlan(partial(_sliced, spec), reason, batched=True, traits=stated(aggregate, grid))
+    return WindowPlan(partial(_sliced, spec), reason, traits=stated(aggregate, grid))
 
 
 def _why_not_batched(spec: WindowSpec, aggregate: FoldingAggregate | None) -> str:
