@@ -319,7 +319,7 @@ class TaskManager:
             "submit_task": self._on_submit_task,
             "free_slot": self._on_free_slot,
             "job_over": self._on_job_over,
-            "close_job": self._on_close_job,
+            "close_job": self._jobs.close,
             "end_job": self._on_end_job,
             "inspect": self._on_inspect,
             "release": self._on_release,
@@ -393,10 +393,6 @@ class TaskManager:
     def _on_job_over(self, job_id: str, token: int) -> None:
         self.carry_out(self._table.job_over(job_id, token))
         self._jobs.close_unused()
-
-    async def _on_close_job(self, job_id: str) -> None:
-        """Closes a finished job, and raises the errors of its resources."""
-        await self._jobs.close(job_id)
 
     def give_up(self, why: str) -> None:
         """Asks the JobManager to end this process."""
