@@ -22,6 +22,16 @@ WIRE_MUTANTS: list[Mutant] = [
         ("tests/core/test_serializers.py::test_values_of_a_long_list_are_tagged_together",),
     ),
     Mutant(
+        "a record is encoded with names that numpy lacks while it is imported",
+        "aioflow/core/wire/values.py",
+        '    scalar = names.get("generic")\n',
+        '    scalar = names["generic"] if numpy is not None else None\n',
+        (
+            "tests/core/test_serializers.py::"
+            "test_records_are_encoded_while_another_thread_imports_numpy",
+        ),
+    ),
+    Mutant(
         "a CancelledError of a function that encodes a value ends the snapshot without an error",
         "aioflow/core/wire/values.py",
         "                raise conversion_error(plan.encode, error) from error\n",

@@ -867,6 +867,18 @@ def test_a_buffer_is_read_without_being_kept() -> None:
     content.append(0)  # Would raise if a view of it was left.
 
 
+@pytest.mark.parametrize("names", [(), ("ndarray",), ("generic",)])
+def test_records_are_encoded_while_another_thread_imports_numpy(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink of Parquet imports numpy in a thread, and the module lacks names meanwhile."""
+    partial = types.ModuleType("numpy")
+    for name in names:
+        setattr(partial, name, type(name, (), {}))
+    monkeypatch.setitem(sys.modules, "numpy", partial)
+    assert round_trip([Point(1, [2])]) == [Point(1, [2])]
+
+
 def test_numpy_arrays_and_scalars_keep_their_dtype_and_shape() -> None:
     numpy = pytest.importorskip("numpy")
     arrays = [

@@ -50,7 +50,10 @@ _KINDS = "biufcmMSU"
 def is_of_numpy(kind: type[Any]) -> bool:
     """Returns whether `kind` is the array type of numpy or one of its scalar types."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and (kind is numpy.ndarray or issubclass(kind, numpy.generic))
+    # While another thread imports numpy, the module lacks names, and no value is of its types.
+    names = {} if numpy is None else vars(numpy)
+    scalar = names.get("generic")
+    return kind is names.get("ndarray") or (scalar is not None and issubclass(kind, scalar))
 
 
 def parts(value: Any) -> tuple[str, list[int] | None, bytes]:
