@@ -647,6 +647,8 @@ class CreatedTable:
         if self.connector in DATABASES:
             given["columns"] = self._columns_of(relations)
         sink = self._made(given)
+        if self.connector == "parquet":
+            sink = sink.with_types(self._arrow_types())
         if not is_sink(sink):
             message = f"{self.connector} is only a source; it takes no rows"
             raise SqlError(message, self.place)
@@ -671,6 +673,25 @@ class CreatedTable:
             text = itemgetter(one.key) if alone else json_text
             stream = stream.map(text, name=f"{self.name}: texts")
         stream.sink(sink, name=self.name, uid=f"insert-{self.name}")
+
+    def _arrow_types(self) -> dict[str, Any]:
+        """Returns the types of the columns in files of Parquet."""
+        import pyarrow as pa
+
+        types = {
+            BOOLEAN: pa.bool_(),
+            INTEGER: pa.int64(),
+            FLOAT: pa.float64(),
+            BYTES: pa.binary(),
+            DATE: pa.date32(),
+        }
+        made = {}
+        for one in self.physical:
+            if one.field.type == TIMESTAMP:
+                made[one.field.key] = pa.timestamp("us", "UTC" if one.has_zone else None)
+            elif one.field.type in types:
+                made[one.field.key] = types[one.field.type]
+        return made
 
     def _columns_of(self, relations: Sequence[Relation]) -> list[str]:
         """Returns the columns that INSERTs give. A database fills the others with their defaults,

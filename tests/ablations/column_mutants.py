@@ -408,6 +408,22 @@ COLUMN_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "a part without a value in a column has the type null there",
+        "aioflow/io/files/column_parts.py",
+        "        return table if schema == table.schema else table.cast(schema)\n",
+        "        return table\n",
+        ("tests/io/test_columns.py::test_parts_with_a_column_without_values_are_one_table",),
+    ),
+    Mutant(
+        "numbers become text in a file whose column had no value before",
+        "aioflow/io/files/column_parts.py",
+        "            # A column of this file is text only because it had no value.\n"
+        "            await self._end_part()\n"
+        "            return table\n",
+        "            pass\n",
+        ("tests/io/test_columns.py::test_a_column_of_one_kind_goes_on_and_loses_nothing",),
+    ),
+    Mutant(
         "a struct that gets a field is written without it",
         "aioflow/io/files/column_parts.py",
         (

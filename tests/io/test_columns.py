@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
@@ -226,7 +227,8 @@ async def test_a_column_that_changes_its_kind_is_refused_naming_it(
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(1, 2.5), (1.5, 2), ({"x": 1}, {"x": 1, "y": 2}), ([], [1]), (None, "a")]
+    ("before", "after"),
+    [(1, 2.5), (1.5, 2), ({"x": 1}, {"x": 1, "y": 2}), ([], [1]), (None, "a"), (None, 1)],
 )
 async def test_a_column_of_one_kind_goes_on_and_loses_nothing(
     before: Any, after: Any, tmp_path: Path
@@ -242,6 +244,48 @@ async def test_a_column_of_one_kind_goes_on_and_loses_nothing(
         await sink.committer(ctx).commit(await writer.prepare(1))
         await writer.close()
     assert [row for part in read_parts(tmp_path) for row in part] == [{"a": before}, {"a": after}]
+
+
+@pytest.mark.parametrize("make", [parquet, arrow])
+@pytest.mark.parametrize(
+    "values",
+    [
+        (None, "a"),
+        ("a", None, "b"),
+        (None, 1, None),
+        (None, None),
+        ([], ["a"]),
+        ([1], []),
+        ({"x": None}, {"x": "a"}),
+        ({"x": 1}, {"x": None}),
+        ({"x": [None]}, {"x": ["a"]}),
+    ],
+)
+async def test_parts_with_a_column_without_values_are_one_table(
+    values: tuple[Any, ...], make: Any, tmp_path: Path
+) -> None:
+    """Each part is one checkpoint. Readers take the schema of the first part for all."""
+    async with system_context() as machine:
+        sink = make(tmp_path)
+        ctx = SinkContext(machine.host)
+        writer = sink.writer(ctx)
+        await writer.open()
+        for number, value in enumerate(values):
+            writer.write_batch([{"a": value}], None)
+            await writer.flush()
+            await sink.committer(ctx).commit(await writer.prepare(number))
+        await writer.close()
+    table = pyarrow.dataset.dataset(tmp_path, format=make.__name__).to_table()
+    expected = ["1" if value == 1 else value for value in values]
+    known = expected if values[0] is None else list(values)
+    assert table.column("a").to_pylist() == known
+
+
+async def test_column_without_values_does_not_make_numbers_text(tmp_path: Path) -> None:
+    flow = af.Flow("numbers")
+    flow.source([{"a": None}, {"a": 1}]).sink(parquet(tmp_path))
+    await flow.execute()
+    assert [row for part in read_parts(tmp_path) for row in part] == [{"a": None}, {"a": 1}]
 
 
 async def test_record_without_fields_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import aiohttp
+import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
@@ -313,6 +314,20 @@ async def test_a_query_ignores_views_that_it_does_not_read(bids: Path) -> None:
     assert flow.graph.nodes[other.upstreams[0].node_id].uid is None
     with pytest.raises(af.SqlError, match="no column 'prize'"):
         af.Flow("other").sql(f"{TABLE} CREATE VIEW v AS SELECT prize FROM bids; SELECT 1 FROM bids")
+
+
+async def test_parquet_columns_without_values_have_their_declared_types(tmp_path: Path) -> None:
+    """A reader takes the types of the first part for the parts after it."""
+    columns = "b BOOLEAN, i BIGINT, x DOUBLE, s STRING, y BYTES, d DATE, t TIMESTAMP"
+    await run(f"""
+        CREATE TABLE one (index BIGINT) WITH ('connector' = 'datagen', 'count' = '1');
+        CREATE TABLE t ({columns}) WITH ('connector' = 'parquet', 'path' = '{tmp_path}/t');
+        INSERT INTO t SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM one""")
+    (part,) = (tmp_path / "t").glob("part-*")
+    types = [str(kind) for kind in pq.read_schema(part).types]
+    assert types == [
+        "bool", "int64", "double", "string", "binary", "date32[day]", "timestamp[us]",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, Self
 
@@ -426,6 +426,7 @@ class ColumnFiles(FileConnector[Any], ABC):
         self._roll = roll
         self._fields: tuple[str, ...] | None = None
         """The fields to read of each row; None: all."""
+        self._types: Mapping[str, Any] = {}
         self.finder = FoundFiles(
             self._path, self._cut, what=repr(self), discover_every=discover_every
         )
@@ -452,8 +453,16 @@ class ColumnFiles(FileConnector[Any], ABC):
         source._fields = names
         return source
 
+    def with_types(self, types: Mapping[str, Any]) -> Self:
+        """Returns the same sink, which writes these Arrow types for columns without a value."""
+        sink = copy.copy(self)
+        sink._types = types
+        return sink
+
     def reader(self, ctx: SourceContext) -> ColumnReader:
         return ColumnReader(ctx, self._open)
 
     def writer(self, ctx: OperatorContext) -> ColumnPartWriter:
-        return ColumnPartWriter(ctx, str(self._path), self.name, self._open_table, self._roll)
+        return ColumnPartWriter(
+            ctx, str(self._path), self.name, self._open_table, self._roll, self._types
+        )

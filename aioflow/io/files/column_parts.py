@@ -4,12 +4,13 @@ one page: a row group of Parquet or a record batch of Arrow.
 A part has one schema, that of its first page. A batch whose columns do not fit that schema begins a
 new part, for example because it has other columns, or floats after ints. A column that changes its
 kind, such as text after numbers, is an error, within a batch or between batches. The reason is that
-the parts of a directory are read as one table.
+the parts of a directory are read as one table. For the same reason no column has the type null: a
+column without a value gets the type of its earlier values, or the declared one, or text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflow.core.column_batch import ColumnBatch
@@ -47,8 +48,11 @@ class ColumnPartWriter(PartWriter):
         extension: str,
         open_table: Callable[[Any, Any], TableWriter],
         roll: RollPolicy,
+        declared: Mapping[str, Any],
     ) -> None:
-        """Makes a writer. `open_table(file, schema)` returns the pyarrow writer of a new file."""
+        """Makes a writer. `open_table(file, schema)` returns the pyarrow writer of a new file.
+        `declared` are the types of columns in which no value has come.
+        """
         super().__init__(ctx, directory, extension, _Bytes(), roll)
         self._open_table = open_table
         self._held: list[Sequence[Any]] = []
@@ -56,8 +60,9 @@ class ColumnPartWriter(PartWriter):
         self._written = _Written()
         self._writer: TableWriter | None = None
         self._schema: Any = None
+        self._declared = declared
         self._types: dict[str, Any] = {}
-        """The type of each column that had values so far, in any part."""
+        """The type of each column so far, in any part. It is null where no value has come."""
 
     async def open(self) -> None:
         await super().open()
@@ -76,8 +81,10 @@ class ColumnPartWriter(PartWriter):
         # The lock of the part is held: records that arrive meanwhile belong to the next page.
         held, self._held, self._held_rows = self._held, [], 0
         self.full = False
-        for table in arrow_tables(held):
+        tables = arrow_tables(held)
+        for table in tables:
             self._check_kinds(table.schema)
+        for table in map(self._with_types, tables):
             if self._schema is not None and table.schema != self._schema:
                 table = await self._fitted(table)
             if self._writer is None:
@@ -90,9 +97,8 @@ class ColumnPartWriter(PartWriter):
         import pyarrow as pa
 
         for field in schema:
-            if pa.types.is_null(field.type):
-                continue
-            before = self._types.setdefault(field.name, field.type)
+            before = self._types.get(field.name, pa.null())
+            self._types[field.name] = _filled(before, field.type)
             if not _alike(before, field.type):
                 raise TypeError(
                     f"column {field.name!r} held {before} in what was written to "
@@ -101,9 +107,32 @@ class ColumnPartWriter(PartWriter):
                     f"with af.col({field.name!r}).cast(str) in a select(...), or with map(...)"
                 )
 
+    def _with_types(self, table: Any) -> Any:
+        """Returns the table with a type for each column that has no value in it."""
+        import pyarrow as pa
+
+        text = pa.string()
+        schema = pa.schema(
+            one.with_type(
+                _filled(
+                    _filled(one.type, self._types[one.name]), self._declared.get(one.name, text)
+                )
+            )
+            for one in table.schema
+        )
+        return table if schema == table.schema else table.cast(schema)
+
     async def _fitted(self, table: Any) -> Any:
         import pyarrow as pa
 
+        if not all(
+            _alike(one.type, self._schema.field(one.name).type)
+            for one in table.schema
+            if one.name in self._schema.names
+        ):
+            # A column of this file is text only because it had no value.
+            await self._end_part()
+            return table
         try:
             fitted = table.cast(self._schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
@@ -208,6 +237,28 @@ def _alike(a: Any, b: Any) -> bool:
     return a.id == b.id or any(
         any(is_one(a) for is_one in kind) and any(is_one(b) for is_one in kind) for kind in kinds
     )
+
+
+def _filled(type_: Any, known: Any) -> Any:
+    """Returns `type_` with the types of `known` in the places where it is null. Text as `known`
+    fills all of them.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_null(type_):
+        return known
+    if types.is_struct(type_):
+        inner = {one.name: one.type for one in known} if types.is_struct(known) else {}
+        rest = known if types.is_string(known) else pa.null()
+        return pa.struct(
+            [one.with_type(_filled(one.type, inner.get(one.name, rest))) for one in type_]
+        )
+    if types.is_list(type_) and (types.is_list(known) or types.is_string(known)):
+        return pa.list_(
+            _filled(type_.value_type, known.value_type if types.is_list(known) else known)
+        )
+    return type_
 
 
 def _keeps(a: Any, b: Any) -> bool:
