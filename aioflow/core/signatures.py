@@ -46,6 +46,13 @@ def check_takes(function: Any, what: str, parameters: str) -> None:
     if wrong := wrong_signature(function, len(parameters.split(",")) if parameters else 0):
         name = getattr(function, "__qualname__", type(function).__name__)
         raise GraphError(f"{what} needs a function of ({parameters}), got {name}{wrong}")
+    signature = _signature(function)
+    for name, parameter in signature.parameters.items() if signature is not None else ():
+        if isinstance(parameter.default, Resource):
+            raise GraphError(
+                f"{what}: the default of {name} is the resource {parameter.default.name!r} itself, "
+                f"which is not opened: write {name}=af.use(...) around it"
+            )
 
 
 def wrong_signature(function: Any, count: int) -> str:

@@ -157,7 +157,7 @@ async def reached(
             return await connect()
         except Exception as error:  # Checked here, because most errors justify no retry.
             left_s = until - loop.time()
-            if left_s <= 0 or not is_away(error):
+            if left_s <= 0 or isinstance(error, ImportError) or not is_away(error):
                 if (explanation := explained(error)) is not None:
                     raise explanation from None
                 raise

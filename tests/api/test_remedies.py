@@ -915,3 +915,40 @@ async def test_streams_without_a_sink_give_no_warning_with_a_handle_or_if_collec
             await job.wait()
         await flow.source([3]).map(str).collect()
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("rows", "given"), [([{"n": 1}], ()), ([{"n": "1"}], (lambda row: row["n"],))]
+)
+@pytest.mark.parametrize("windows", [False, True])
+async def test_value_that_is_no_number_is_told_what_sum_needs(
+    rows: list[dict[str, Any]], given: tuple[Any, ...], windows: bool
+) -> None:
+    flow = af.Flow("sums", parallelism=2)
+    strategy = af.WatermarkStrategy.monotonous_timestamps(timestamp=lambda row: 0)
+    stream: Any = flow.source(rows, watermarks=strategy).key_by(lambda row: 0)
+    sums = (
+        stream.window(af.tumbling("1s")).aggregate(af.agg(n=af.sum(*given)))
+        if windows
+        else stream.sum(*given)
+    )
+    with pytest.raises(TypeError) as caught:
+        await sums.collect()
+    notes = "\n".join(caught.value.__notes__)
+    assert "give it a function that returns a number, as in sum(lambda row: row.price)" in notes
+    assert "aioflow: in operator" in notes
+
+
+@pytest.mark.parametrize("method", ["map", "sink"])
+def test_resource_as_a_default_is_told_to_be_used(method: str) -> None:
+    """Given to a function, the declaration itself would only fail at its first use."""
+
+    @af.resource
+    def client() -> Iterator[str]:
+        yield "open"
+
+    def call(value: int, http: Any = client) -> None:
+        http.get(value)
+
+    with pytest.raises(af.GraphError, match=r"client' itself.*write http=af.use\(...\)"):
+        getattr(numbers(), method)(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -268,6 +269,20 @@ async def test_a_database_that_cannot_be_reached_is_named(use: str) -> None:
         ConnectionRefusedError,
         match=r"postgres\(..., 't'\): the server 127.0.0.1:1 cannot be reached",
     ):
+        await flow.execute()
+
+
+@pytest.mark.parametrize("use", ["source", "sink"])
+async def test_database_without_its_package_is_told_what_to_install(
+    use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    table = io.postgres("postgresql://me:secret@127.0.0.1:1/db", "t")
+    flow = af.Flow("f")
+    flow.source(table if use == "source" else [{"a": 1}]).sink(
+        table if use == "sink" else io.blackhole()
+    )
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'aioflow\[postgres\]'"):
         await flow.execute()
 
 

@@ -24,7 +24,7 @@ from typing import Any, Never, TypeVar
 
 from aioflow.advice.functions import check_function_class, check_without_state
 from aioflow.advice.hints import explained
-from aioflow.core.errors import GraphError, with_article
+from aioflow.core.errors import GraphError, add_note, with_article
 from aioflow.core.functions import AggregateFunction
 from aioflow.core.states import OrNone
 from aioflow.expressions.nodes import is_expression
@@ -222,8 +222,16 @@ def explain_failure(aggregate: object, error: BaseException, value: Any) -> None
     from aioflow.expressions.rows import note_text
 
     for part in aggregate.parts.values() if isinstance(aggregate, Agg) else [aggregate]:
-        if isinstance(part, (Sum, Mean)) and is_expression(part.fn):
+        if not isinstance(part, (Sum, Mean)):
+            continue
+        if is_expression(part.fn):
             note_text(error, value, part.fn)
+        elif isinstance(error, TypeError):
+            add_note(
+                error,
+                f"{part.name} adds numbers: give it a function that returns a number, as "
+                f"in {part.name}(lambda row: row.price), and convert text with int or float",
+            )
 
 
 class BuiltIn(FoldingAggregate):
