@@ -187,7 +187,8 @@ class Shell:
 
     def _table(self, name: str) -> list[tuple[str, str]]:
         if name not in self.tables:
-            raise UsageError(f"there is no table {name}; there are {', '.join(self.tables)}")
+            known = ", ".join(self.tables) or "none yet, CREATE TABLE makes one"
+            raise UsageError(f"there is no table {name}; there are {known}")
         return self.tables[name]
 
     def _define(self, text: str) -> None:

@@ -466,7 +466,10 @@ class Planner:
             if len(folded) != 1:
                 raise SqlError(
                     f"no table {name!r}; there are {', '.join(self.tables) or 'none'}"
-                    + (did_you_mean(name, self.tables, "{}") or f"; write sql(..., {name}=stream)"),
+                    + (
+                        did_you_mean(name, self.tables, "{}")
+                        or f"; write sql(..., {name}=stream), or CREATE TABLE {name} before it"
+                    ),
                     entry,
                 )
             name = folded[0]

@@ -114,6 +114,10 @@ def test_the_shell_takes_a_statement_set_as_one_statement(
 
 def test_the_shell_names_the_place_in_the_statement(capsys: pytest.CaptureFixture[str]) -> None:
     shell = Shell(lambda flow: 0)
+    with pytest.raises(UsageError, match="there are none yet, CREATE TABLE makes one"):
+        shell.carry_out("DESCRIBE x;")
+    with pytest.raises(UsageError, match=r"none; write sql.*CREATE TABLE x before it"):
+        shell.carry_out("SELECT 1 FROM x;")
     shell.carry_out(NUMBERS)
     with pytest.raises(UsageError, match="line 1, column 8: no column 'nothing'"):
         shell.carry_out("SELECT nothing FROM numbers;")
