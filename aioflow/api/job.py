@@ -83,7 +83,8 @@ class JobResult:
     """The result of a job that has ended.
 
     `duration_ms` is wall-clock time from its creation to its end. `startup_ms` is the part of it
-    until all operators were open; `restarts` counts failovers.
+    until all operators were open; `restarts` counts failovers. `savepoint` is the path of the
+    savepoint with which the job was stopped, or None.
     """
 
     job_id: str
@@ -93,6 +94,7 @@ class JobResult:
     restarts: int
     metrics: dict[str, float] = field(repr=False)
     startup_ms: int = field(default=0, repr=False)
+    savepoint: str | None = None
 
 
 @explained_methods
@@ -426,8 +428,7 @@ class Job:
             raise self._cluster.job_master.stop_error
         if self._options.checkpoints is not None:
             self.raise_failure()
-        made = self._cluster.job_master.stopped_with
-        return None if made is None else shown_path(made)
+        return self._stopped_with()
 
     async def savepoint(
         self,
@@ -674,7 +675,11 @@ class Job:
             self._cluster.job_master.executions.restarts,
             self.metrics(),
             min(max(0, self._opened_ms - times[JobStatus.CREATED]), duration),
+            self._stopped_with(),
         )
+
+    def _stopped_with(self) -> str | None:
+        return shown_path(url) if (url := self._cluster.job_master.stopped_with) else None
 
 
 class Entering(AbstractAsyncContextManager[Job]):

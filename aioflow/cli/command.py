@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import shutil
 import sys
@@ -29,7 +30,7 @@ from aioflow.cli.options import (
     in_flags,
     monitor_options,
 )
-from aioflow.cli.progress import Watcher, run_flow, watcher_for
+from aioflow.cli.progress import Watcher, run_flow, say, watcher_for
 from aioflow.cli.settings import (
     all_optional,
     defer_defaults,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from aioflow.graph.job_graph import JobGraph
 
 __all__ = ["main"]
+
+logger = logging.getLogger(__name__)
 
 FINISHED, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 TARGET_HELP = (
@@ -263,19 +266,24 @@ def _job_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_flow(arguments: argparse.Namespace, flow: aioflow.Flow, options: dict[str, Any]) -> int:
+    tell = logger.info if arguments.log_format == JSON else say
     try:
         result = run_flow(
-            flow, _watcher(arguments), workers=arguments.workers, on=arguments.on, **options
+            flow,
+            _watcher(arguments),
+            say=tell,
+            workers=arguments.workers,
+            on=arguments.on,
+            **options,
         )
     except GraphError as error:
         raise UsageError(in_flags(str(error))) from error
     # The job may fail with any type of error.
     except Exception as error:  # noqa: BLE001
         return _failed(arguments, flow.name, error)
-    if not arguments.quiet:
-        print(
-            f"{result.name}: {result.status} in {result.duration_ms / 1000:.1f} s", file=sys.stderr
-        )
+    if tell is not say or not arguments.quiet:
+        with_savepoint = f", with savepoint {result.savepoint}" if result.savepoint else ""
+        tell(f"{result.name}: {result.status} in {result.duration_ms / 1000:.1f} s{with_savepoint}")
     return FINISHED
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from aioflow.api.build import refuse_pushed, warn_of_loose_ends
@@ -286,8 +287,16 @@ def watcher_for(stream: TextIO) -> Watcher:
     return Live(stream) if is_live(stream) else Lines(stream)
 
 
-def run_flow(flow: Flow, watcher: Watcher, **options: Any) -> JobResult:
-    """Runs `flow` to its end in a new event loop.
+def say(text: str) -> None:
+    """Prints a line for the person at the terminal."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_flow(
+    flow: Flow, watcher: Watcher, *, say: Callable[[str], None] = say, **options: Any
+) -> JobResult:
+    """Runs `flow` to its end in a new event loop. `say` gets the address of the dashboard, and that
+    the job stops.
 
     The first Ctrl-C stops it gracefully, the second one at once, with KeyboardInterrupt. Raises the
     error of a failed job.
@@ -297,28 +306,26 @@ def run_flow(flow: Flow, watcher: Watcher, **options: Any) -> JobResult:
         asyncio.Runner(loop_factory=new_event_loop) as runner,
         watcher.shown(),
     ):
-        return runner.run(_run(flow, watcher, options))
+        return runner.run(_run(flow, watcher, say, options))
 
 
-async def _run(flow: Flow, watcher: Watcher, options: dict[str, Any]) -> JobResult:
+async def _run(
+    flow: Flow, watcher: Watcher, say: Callable[[str], None], options: dict[str, Any]
+) -> JobResult:
     loop = asyncio.get_running_loop()
     begin = loop.time()
     refuse_pushed(flow.graph, "aioflow run")
     warn_of_loose_ends(flow.graph)
-    with Signals(_say_stopping) as signals, signals.forced():
+    with Signals(partial(say, "stopping, Ctrl-C again ends it")) as signals, signals.forced():
         async with flow.run(**options) as job, signals.stopping(job):
             if job.monitor_url is not None:
-                print(f"dashboard at {job.monitor_url}", file=sys.stderr, flush=True)
+                say(f"dashboard at {job.monitor_url}")
             ticker = loop.create_task(_follow(job, watcher, begin), name="progress")
             try:
                 return await job.wait()
             finally:
                 await cancel_and_wait([ticker])
                 watcher.show(job, loop.time() - begin)
-
-
-def _say_stopping() -> None:
-    print("stopping, Ctrl-C again ends it", file=sys.stderr, flush=True)
 
 
 async def _follow(job: Job, watcher: Watcher, begin: float) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -259,6 +261,26 @@ def test_ctrl_c_stops_gracefully(folder: Path) -> None:
     assert err.count("stopping, Ctrl-C again ends it") == 1
     ticks = [int(line.split()[1]) for line in out.splitlines()]
     assert ticks == list(range(1, len(ticks) + 1))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_stop_names_the_savepoint_in_the_form_of_the_log(form: str, folder: Path) -> None:
+    """A reader of JSON logs gets no other lines with --quiet, also about monitor and stop."""
+    options = ["--checkpoints", "state", "--monitor", "127.0.0.1:0", "--log-format", form]
+    quiet = ["--quiet"] if form == "json" else []
+    with started(folder, "run", "program.py:endless", *options, *quiet) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "tick 0\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=120)
+
+    assert process.returncode == 0, err
+    lines = [json.loads(line)["message"] if form == "json" else line for line in err.splitlines()]
+    (path,) = (folder / "state" / "endless" / "savepoints").iterdir()
+    assert re.fullmatch(rf"endless: FINISHED in [0-9.]+ s, with savepoint {path}", lines[-1])
+    assert "stopping, Ctrl-C again ends it" in lines
+    assert any(line.startswith("dashboard at http://127.0.0.1:") for line in lines)
 
 
 def test_ctrl_c_while_the_command_is_being_loaded_says_nothing(
