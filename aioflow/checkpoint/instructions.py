@@ -19,7 +19,7 @@ import msgspec
 from aioflow.checkpoint.completed import CompletedCheckpoint, Discard
 from aioflow.core.elements import CheckpointBarrier
 from aioflow.core.errors import CheckpointError
-from aioflow.core.scope import ExecutionAttemptId
+from aioflow.core.scope import ExecutionAttemptId, enter_scope, leave_scope
 
 __all__ = [
     "LATEST",
@@ -368,8 +368,10 @@ class InOrder(Generic[T]):
         if self._is_running:
             return
         self._is_running = True
+        token = enter_scope(None)  # In one process, the caller may be a task.
         try:
             while self._waiting:
                 self._do(self._waiting.popleft())
         finally:
+            leave_scope(token)
             self._is_running = False

@@ -108,8 +108,10 @@ def scope_in(context: Context) -> Scope | None:
     return context.get(_CURRENT)
 
 
-def enter_scope(scope: Scope) -> Token[Scope | None]:
-    """Sets the scope of the running task and of the tasks that it starts from now on."""
+def enter_scope(scope: Scope | None) -> Token[Scope | None]:
+    """Sets the scope of the running task and of the tasks that it starts from now on. None means
+    that the code belongs to no operator.
+    """
     return _CURRENT.set(scope)
 
 

@@ -74,6 +74,28 @@ async def test_code_of_a_flow_logs_its_job_operator_and_subtask(
     assert (line["job"], line["operator"], line["subtask"]) == ("places", "look", "1/1")
 
 
+async def test_checkpoints_are_logged_without_an_operator(
+    log: tuple[logging.Logger, io.StringIO], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last task to acknowledge has caused the message, and is not its place."""
+    source, written = log
+    logger = logging.getLogger("aioflow.cluster.job_checkpoints")
+    logger.addHandler(source.handlers[0])
+    flow = af.Flow("places", parallelism=2)
+    numbers = flow.source(af.io.push(journal=False), uid="numbers")
+    numbers.key_by(abs).count(uid="count").sink(af.io.blackhole())
+    try:
+        with caplog.at_level(logging.INFO, logger.name):
+            async with flow.run(checkpoints="memory://json-logs", every="1h") as job:
+                await job.input(numbers).put(1)
+                await job.checkpoint()
+    finally:
+        logger.removeHandler(source.handlers[0])
+    told = [line for line in lines(written.getvalue()) if "is complete" in line["message"]]
+    assert len(told) == 2
+    assert not any("operator" in line or "subtask" in line for line in told)
+
+
 class Textless:
     def __str__(self) -> str:
         raise RuntimeError("no text")
