@@ -121,6 +121,10 @@ class Job:
         self._awaited = 0
         """Number of calls that wait for the end, and raise the error of a failed job."""
         self._loop = asyncio.get_running_loop()
+        self.entered: object = None
+        """The run as it was entered. A cell of a notebook keeps no name of it: its end would cancel
+        the job.
+        """
 
     def _repr_html_(self) -> str:
         """Shows status and numbers of the job at this moment in a notebook."""
@@ -699,7 +703,9 @@ class Entering(AbstractAsyncContextManager[Job]):
 
     async def __aenter__(self) -> Job:
         self._is_told = True
-        return await self._running.__aenter__()
+        job = await self._running.__aenter__()
+        job.entered = self
+        return job
 
     async def __aexit__(self, *exc_info: Any) -> bool | None:
         return await self._running.__aexit__(*exc_info)

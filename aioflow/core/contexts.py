@@ -62,6 +62,10 @@ class _AsyncManager(AbstractAsyncContextManager[T]):
         if error is None:
             await anext(self._generator, None)
             return False
+        if isinstance(error, GeneratorExit):
+            # A loop that ends closes all generators, in any order.
+            await self._generator.aclose()
+            return False
         try:
             await self._generator.athrow(error)
         except StopAsyncIteration:

@@ -1600,4 +1600,14 @@ JOB_MUTANTS: list[Mutant] = [
             "test_a_wrong_option_is_named_before_the_file_of_the_flow_is_loaded",
         ),
     ),
+    Mutant(
+        "a job that is entered by hand ends with the object that entered it",
+        "aioflow/api/job.py",
+        "        job.entered = self\n",
+        "",
+        (
+            "tests/api/test_job_handle.py::"
+            "test_a_job_that_was_entered_by_hand_goes_on_as_long_as_its_handle",
+        ),
+    ),
 ]

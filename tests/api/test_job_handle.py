@@ -48,6 +48,23 @@ async def test_closed_subscription_is_dropped(blocked: bool) -> None:
         gate.set()
 
 
+async def test_a_job_that_was_entered_by_hand_goes_on_as_long_as_its_handle() -> None:
+    """As in the cells of a notebook, where no name keeps what `flow.run()` returned."""
+    flow, seen = af.Flow("cells"), asyncio.Event()
+    numbers = flow.source(af.io.push())
+    numbers.sink(lambda n: seen.set() if n == 2 else None)
+    job = await flow.run().__aenter__()
+    await job.input(numbers).put(1)
+    gc.collect()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert job.status is af.JobStatus.RUNNING
+    await job.input(numbers).put(2)
+    await seen.wait()
+    await job.stop()
+    assert job.status is af.JobStatus.FINISHED
+
+
 async def test_a_block_left_by_cancellation_takes_its_job_along() -> None:
     """Cancelled while it stops: it stops still, bounded by `stop_timeout`, and the cancellation
     comes out.

@@ -85,3 +85,14 @@ async def test_the_generator_goes_on_after_the_block() -> None:
     async with coroutine():
         pass
     assert seen == [None, None]
+
+
+async def test_a_loop_that_ends_closes_generators_in_any_order() -> None:
+    async def generate() -> AsyncIterator[str]:
+        yield "made"
+
+    generator: Any = generate()
+    manager = asynccontextmanager(lambda: generator)()
+    await manager.__aenter__()
+    await generator.aclose()
+    assert not await manager.__aexit__(GeneratorExit, GeneratorExit(), None)
