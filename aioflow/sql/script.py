@@ -352,7 +352,8 @@ class Script(Planner):
         except SqlError as error:
             told = re.sub(
                 r'give updates=(?:True|"changes")(?: for [^;,]*(?:, which replace each other)?)?',
-                "INSERT INTO a table with PRIMARY KEY, whose rows it replaces",
+                "INSERT INTO a table of postgres, mysql, sqlite, delta or iceberg with PRIMARY "
+                "KEY, whose rows it replaces",
                 error.message,
             )
             error.args, error.message = (told,), told
