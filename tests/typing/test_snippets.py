@@ -22,7 +22,7 @@ from tests.typing.snippets import written
 
 pytestmark = pytest.mark.slow
 
-UNTYPED = {"pandas", "polars", "pyarrow", "pyspark"}
+UNTYPED = {"django", "pandas", "polars", "pyarrow", "pyspark"}
 """Libraries without types, or with types that are unknown in part."""
 
 FRAGMENT = {
@@ -55,6 +55,8 @@ KNOWN: dict[str, set[str]] = {
     # An expression such as `af.col.cents` has no type of its own, so the result is unknown.
     "docs/concepts/time.md: Watermarks": {"var-annotated", *UNKNOWN},
     "docs/howto/tuning.md: Rows and columns": {"var-annotated", *UNKNOWN},
+    # Django comes without types, so its class of views is unknown.
+    "docs/howto/frameworks.md: Django, and any ASGI application": {"misc"},
     # pyright reads a lambda before it knows its parameter.
     "docs/guide/event-time.md: A source that waits for a slower one": {"reportIndexIssue"},
     # pyright infers literal types of the elements, and streams are invariant.
