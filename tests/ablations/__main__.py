@@ -1,13 +1,12 @@
 """`python -m tests.ablations [NAME...]`: plant each bug, or those named, and say which tests found
 it.
 
-    --everywhere   run the fast lane of the runtime for each, to learn which tests find it
-
 Exit code 0 if every bug was found by every test that is named for it.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from tests.ablations.mutants import MUTANTS
@@ -31,8 +30,17 @@ EVERYWHERE = [
 
 
 def main(arguments: list[str]) -> int:
-    everywhere = "--everywhere" in arguments
-    names = [argument for argument in arguments if not argument.startswith("-")]
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.ablations", description="Plant bugs, and say which tests found them."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="name of a bug; without, all")
+    parser.add_argument(
+        "--everywhere",
+        action="store_true",
+        help="run the fast lane of the runtime for each bug, to learn which tests find it",
+    )
+    options = parser.parse_args(arguments)
+    names, everywhere = options.names, options.everywhere
     if unknown := sorted(set(names) - {mutant.name for mutant in MUTANTS}):
         print(f"no such ablation: {', '.join(unknown)}", file=sys.stderr)
         return 2
