@@ -215,6 +215,9 @@ class TaskManager:
                     ):
                         raise
                     self._waits(logging.INFO, error)
+                except Closed as error:
+                    logger.info("taskmanager %s is not needed: %s", self.id[:8], error)
+                    break
                 if self._registration and not self._options.follows:
                     break
                 if not self._released:

@@ -1610,4 +1610,14 @@ JOB_MUTANTS: list[Mutant] = [
             "test_a_job_that_was_entered_by_hand_goes_on_as_long_as_its_handle",
         ),
     ),
+    Mutant(
+        "a worker that its job does not need any more ends with an error",
+        "aioflow/cluster/taskmanager.py",
+        "                except Closed as error:\n",
+        "                except ZeroDivisionError as error:\n",
+        (
+            "tests/cluster/test_workers.py::"
+            "test_worker_that_registers_after_the_end_of_the_job_ends_without_an_error",
+        ),
+    ),
 ]

@@ -553,3 +553,29 @@ async def test_a_replacement_that_cannot_load_the_job_counts_as_a_failure_like_o
         await until(lambda: loads == 3 and cluster.job_master.status is JobStatus.RUNNING)
         assert cluster.job_master.executions.restarts == 2
         assert "its disk is not mounted yet" in str(cluster.job_master.error)
+
+
+async def test_worker_that_registers_after_the_end_of_the_job_ends_without_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its program would print the traceback of a job that has finished."""
+    refused: list[BaseException | None] = []
+
+    async def second_is_late(arguments: Sequence[str], secret: bytes, child: Child) -> None:
+        if child.pid == 1000:
+            return await serve(arguments, secret, child)
+        await until(cluster.job_master.terminated.done)
+        manager = taskmanager_of(SystemHost(), secret, arguments)
+        refused.extend(await asyncio.gather(manager.run(), return_exceptions=True))
+        child.end(0)
+
+    at_once = RpcServer.close
+
+    async def late(self: RpcServer) -> None:
+        await until(lambda: bool(refused))
+        await at_once(self)
+
+    monkeypatch.setattr(RpcServer, "close", late)
+    cluster, _ = cluster_of(1, 2, second_is_late)
+    assert await cluster.run() is JobStatus.FINISHED
+    assert refused == [None]
