@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from aioflow.cli import supervision
+from aioflow.cli import local_cluster
 from aioflow.cli.local_cluster import REPLACEMENTS_MAX, Replacements, keep_running
 
 
@@ -48,7 +48,7 @@ class EndedProcess:
 async def test_each_process_is_replaced_until_it_ends_as_it_was_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervision, "FIRST_S", 0.001)
+    monkeypatch.setattr(local_cluster, "FIRST_S", 0.001)
     codes = {1: [-9, 0], 2: [1, -11, 0]}
 
     def start(number: int) -> subprocess.Popen[bytes]:
@@ -82,7 +82,7 @@ async def test_nothing_is_replaced_while_the_cluster_stops(
 async def test_process_that_cannot_be_started_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervision, "FIRST_S", 0.001)
+    monkeypatch.setattr(local_cluster, "FIRST_S", 0.001)
     tries: list[int] = []
 
     def start(number: int) -> subprocess.Popen[bytes]:

@@ -118,11 +118,11 @@ async def test_the_flame_graph_of_a_vertex_is_of_all_processes_that_run_it() -> 
         )
         assert waiting["data"]["children"]
         (worker_id, _) = await worker_ids(client)
-        own = await client.until(
+        # On a busy machine a second may have few samples, and none of this function.
+        await client.until(
             f"/aioflow/flamegraph?seconds=1&taskmanager={worker_id}",
-            lambda body: body["data"]["children"],
+            lambda body: "_spin" in str(body),
         )
-        assert "_spin" in str(own)
 
 
 async def test_lost_worker_is_reported_and_hides_no_other() -> None:

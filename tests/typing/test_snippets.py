@@ -56,7 +56,7 @@ KNOWN: dict[str, set[str]] = {
     "docs/concepts/time.md: Watermarks": {"var-annotated", *UNKNOWN},
     "docs/howto/tuning.md: Rows and columns": {"var-annotated", *UNKNOWN},
     # Django comes without types, so its class of views is unknown.
-    "docs/howto/frameworks.md: Django, and any ASGI application": {"misc"},
+    "docs/howto/frameworks.md: django_hits.py": {"misc"},
     # pyright reads a lambda before it knows its parameter.
     "docs/guide/event-time.md: A source that waits for a slower one": {"reportIndexIssue"},
     # pyright infers literal types of the elements, and streams are invariant.
