@@ -252,23 +252,33 @@ class TimerQueue:
 
         Returns the timestamp and the timers, or None.
         """
-        bucket = self._buckets.get(self.next_time)
-        if isinstance(bucket, dict) and self.next_time <= limit:
-            self._buckets[self.next_time] = Firing(bucket)
-        first = self.pop(limit)
-        if first is None:
+        timestamp = self.next_time
+        if timestamp > limit:
             return None
-        timestamp, *timer = first
-        timers = [(timer[0], timer[1])]
-        bucket = self._buckets.get(timestamp)
-        if isinstance(bucket, Firing):
-            while len(timers) < count and bucket.pending:
-                for other, order in bucket.left:
-                    if order:
-                        timers.append(other)
-                        self._spend(timestamp, bucket, other, order)
-                        break
-            self.popped += len(timers) - 1
+        bucket = self._buckets[timestamp]
+        if isinstance(bucket, tuple):
+            if bucket[3] <= self.mark and self._removed is not None:
+                self._removed(bucket)
+            self._drop(timestamp)
+            self.popped += 1
+            return timestamp, [bucket[1:3]]
+        if isinstance(bucket, dict):
+            if len(bucket) <= count:
+                if self.mark:
+                    for timer, order in bucket.items():
+                        self._report(timestamp, timer, order)
+                self._drop(timestamp)
+                self.popped += len(bucket)
+                return timestamp, list(bucket)
+            bucket = self._buckets[timestamp] = Firing(bucket)
+        timers: list[Timer] = []
+        for timer, order in bucket.left:
+            if order:
+                timers.append(timer)
+                self._spend(timestamp, bucket, timer, order)
+                if len(timers) == count or not bucket.pending:
+                    break
+        self.popped += len(timers)
         return timestamp, timers
 
     def take_all(self) -> Iterator[tuple[int, Any, Any]]:

@@ -531,7 +531,7 @@ COLUMN_MUTANTS: list[Mutant] = [
     Mutant(
         "an interval join emits the pairs of an element again that a checkpoint had divided",
         _STREAM_JOINS,
-        "first = max(first, end - left)",
+        "partners = range(max(partners.start, end - left), end)",
         "pass",
         (f"{_PAIRS}an_interval_join_changes_nothing",),
     ),

@@ -233,8 +233,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "an interval join forgets all that is over at one go",
         "aioflow/operators/join/stream_joins.py",
-        "            self._clean(*timer)\n            out.tried()\n",
-        "            self._clean(*timer)\n",
+        "            out.tried(len(together))\n",
+        "",
         (
             "tests/operators/"
             "test_silent_windows.py::test_work_that_gives_nothing_is_done_in_pieces_too",
@@ -243,7 +243,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "an interval join copies what it holds of a key for each element that it forgets",
         "aioflow/operators/join/stream_joins.py",
-        "        if 2 * gone >= len(times):\n",
+        "        if 2 * gone >= size:\n",
         "        if gone:\n",
         (
             "tests/operators/test_turns.py::"
@@ -253,7 +253,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "an interval join keeps what is over of a key for as long as it holds anything of it",
         "aioflow/operators/join/stream_joins.py",
-        "        if 2 * gone >= len(times):\n",
+        "        if 2 * gone >= size:\n",
         "        if False:\n",
         (
             "tests/operators/test_turns.py::"
@@ -266,6 +266,43 @@ MUTANTS: list[Mutant] = [
         "            if 2 * position <= len(times):  # The present timer",
         "            if False:  # The present timer",
         ("tests/operators/test_joins.py::test_elements_far_ahead_keep_no_others",),
+    ),
+    Mutant(
+        "an interval join names no key again to its state when a checkpoint has begun",
+        "aioflow/operators/join/stream_joins.py",
+        "                            named = position  # A checkpoint",
+        "                            pass  # A checkpoint",
+        (
+            "tests/operators/test_joins.py::"
+            "test_a_snapshot_amid_pairs_has_no_element_that_came_after_it",
+        ),
+    ),
+    Mutant(
+        "an interval join keeps elements for many instants longer than they can find a partner",
+        "aioflow/operators/join/stream_joins.py",
+        "min(2 * distance_ms, self._max_distance_ms)",
+        "8 * distance_ms",
+        (
+            "tests/operators/test_joins.py::"
+            "test_an_interval_join_of_many_keys_drops_what_is_over_within_an_instant",
+        ),
+    ),
+    Mutant(
+        "an interval join drops any number of elements at one instant",
+        "aioflow/operators/join/stream_joins.py",
+        "max(1, distance_ms // 2), TIMERS_FEW",
+        "distance_ms, TIMERS_FEW",
+        ("tests/operators/test_joins.py::test_an_interval_join_drops_few_elements_at_one_instant",),
+    ),
+    Mutant(
+        "an interval join takes one element of a key for a partner at any time",
+        "aioflow/operators/join/stream_joins.py",
+        "ONE if lower <= times - time <= upper else NONE",
+        "ONE",
+        (
+            "tests/operators/test_joins.py::"
+            "test_an_interval_join_gives_the_pairs_of_the_textbook_for_every_cut",
+        ),
     ),
     Mutant(
         "a timer of an interval join that drops nothing lets later elements into a snapshot",

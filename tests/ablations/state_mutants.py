@@ -204,10 +204,20 @@ STATE_MUTANTS: list[Mutant] = [
         (f"{SNAPSHOTS}test_removed_state_stays_removed_after_a_restore",),
     ),
     Mutant(
-        "windows take few timers of one instant one by one",
+        "timers of one instant that are popped together are in the checkpoint",
         "aioflow/state/timers.py",
-        "            self._buckets[self.next_time] = Firing(bucket)\n",
-        "            pass\n",
+        "                if self.mark:\n                    for timer",
+        "                if self.mark < 0:\n                    for timer",
+        (
+            "tests/state/test_timers.py::"
+            "test_pop_due_together_reports_the_timers_that_a_snapshot_may_contain",
+        ),
+    ),
+    Mutant(
+        "windows take timers of one instant one by one",
+        "aioflow/state/timers.py",
+        "if len(timers) == count or not bucket.pending:",
+        "if timers:",
         (
             "tests/state/test_timers.py::"
             "test_pop_due_together_hands_out_the_timers_of_one_instant_at_once",

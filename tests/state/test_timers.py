@@ -279,6 +279,23 @@ def test_pop_due_hands_out_one_timer_at_a_time(bench: Bench) -> None:
     assert bench.fired == []
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_pop_due_together_reports_the_timers_that_a_snapshot_may_contain(count: int) -> None:
+    removed: list[Any] = []
+    queue = TimerQueue("t", removed.append)
+    for key, timestamp in (("a", 5), ("b", 5), ("c", 6), ("d", 5)):
+        queue.add(key, "w", timestamp)
+    queue.mark = 3
+    found = []
+    while (due := queue.pop_together(8, count)) is not None:
+        timestamp, timers = due
+        assert len(timers) <= count
+        found += [(timestamp, key) for key, _ in timers]
+    assert found == [(5, "a"), (5, "b"), (5, "d"), (6, "c")]
+    assert removed == [(5, "a", "w", 1), (5, "b", "w", 2), (6, "c", "w", 3)]
+    assert (queue.popped, queue.next_time, len(queue)) == (4, NO_TIMER, 0)
+
+
 def test_pop_due_together_hands_out_the_timers_of_one_instant_at_once(bench: Bench) -> None:
     for key, timestamp in (("a", 5), ("b", 5), ("c", 5), ("d", 6), ("e", 9)):
         bench.timers.register_event_time_timer(key, "w", timestamp)

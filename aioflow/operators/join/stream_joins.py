@@ -14,7 +14,7 @@ from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 from aioflow.advice.runtime import KeysMet
-from aioflow.core.elements import MIN_WATERMARK, RecordBatch, empty_batch
+from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError, StateError, describe_record, note_once
 from aioflow.core.functions import Pair, fresh
 from aioflow.core.states import ListState, ListStateDescriptor
@@ -39,6 +39,31 @@ __all__ = [
 
 TIMERS = "interval-join-timers"
 BUFFERS = ("interval-join-left", "interval-join-right")
+"""Names of the tables key -> (times, values), sorted by time, or (time, value) of one element.
+
+One element of a key costs a third of the objects that the garbage collector examines.
+"""
+
+INSTANTS_MIN = 64
+"""Minimum number of instants in the length of an interval at which elements are dropped."""
+
+TIMERS_TOGETHER = 256
+"""Maximum number of timers that fire together."""
+
+TIMERS_FEW = 64
+"""Number of timers of one instant below which the next instants are farther apart."""
+
+NAMED_TOGETHER = 64
+"""Number of records whose keys are named to the state together.
+
+The state may forget what is named when the function has named a thousand others.
+"""
+
+Held = tuple[Any, Any]
+"""A value of the tables `BUFFERS`."""
+
+ONE, NONE = range(1), range(0)
+"""The partners of an element, if one element of the key is kept."""
 
 PARTLY_JOINED = f"{INTERNAL_PREFIX}partly-joined"
 """Name of the table key -> (input, number of pairs that are left) of the element that a checkpoint
@@ -247,6 +272,38 @@ class IntervalJoinContext(OperatorProcessContext):
     right_timestamp: int
 
 
+class _Instants:
+    """The instants at which the elements of one input are dropped.
+
+    Timers of one instant share an entry of the queue and fire together, which costs less than an
+    instant for each element. Elements stay longer for it, by at most `max_distance_ms`. Instants
+    with many timers would hold up the results behind them, so those get closer to each other.
+    """
+
+    __slots__ = ("_count", "_distance_ms", "_last", "_max_distance_ms")
+
+    def __init__(self, max_distance_ms: int) -> None:
+        self._max_distance_ms = max_distance_ms
+        self._distance_ms = 1
+        self._last = MIN_WATERMARK
+        self._count = 0
+        """Number of timers since `_last` has changed, or since this instant had enough."""
+
+    def after(self, end: int) -> int:
+        """Returns the first instant that is not before `end`."""
+        distance_ms = self._distance_ms
+        due = -(-end // distance_ms) * distance_ms
+        self._count += 1
+        if due != self._last:
+            if self._count < TIMERS_FEW:
+                self._distance_ms = min(2 * distance_ms, self._max_distance_ms)
+            self._last, self._count = due, 0
+        elif self._count >= TIMERS_TOGETHER:
+            self._distance_ms, self._count = max(1, distance_ms // 2), TIMERS_FEW
+        # Above the end of time a timer never fires.
+        return due if due <= MAX_WATERMARK else max(end, MAX_WATERMARK)
+
+
 class IntervalJoinOperator(PairingOperator):
     """An operator that joins pairs with `left + lower <= right <= left + upper` of their
     timestamps, in event time.
@@ -271,6 +328,8 @@ class IntervalJoinOperator(PairingOperator):
         # the time until which it may find one.
         self._bounds = ((lower_ms, upper_ms), (-upper_ms, -lower_ms))
         self._kept_for = (max(0, upper_ms), max(0, -lower_ms))
+        distance_ms = max(1, sum(self._kept_for) // INSTANTS_MIN)
+        self._instants = (_Instants(distance_ms), _Instants(distance_ms))
 
     def initialize_state(self) -> None:
         self._function.initialize_state(self.ctx)
@@ -329,16 +388,19 @@ class IntervalJoinOperator(PairingOperator):
             self._join_ctx.flush_sides()
 
     def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
-        timers, others, marks = self._timers, self._buffers[1 - index], batch.watermarks
+        timers, keys, marks = self._timers, batch.keys, batch.watermarks
+        buffer, others = self._buffers[index], self._buffers[1 - index]
         lower, upper = self._bounds[index]
         current = timers.current_watermark
         if batch.values:
-            assert batch.keys is not None  # Both are checked in process_input.
+            assert keys is not None  # Both are checked in process_input.
             assert batch.timestamps is not None
+            own: Any = None
+            named, held_of = 0, others.peek().get
             for position, value, key, time, mark in zip(
                 count(),
                 batch.values,
-                batch.keys,
+                keys,
                 batch.timestamps,
                 repeat(current) if marks is None else marks,
             ):
@@ -349,15 +411,31 @@ class IntervalJoinOperator(PairingOperator):
                     continue
                 # A restored element comes back at its event time, so it is not late now either.
                 left = None if self._partly is None else self._left_of(index, key)
-                held = others.peek().get(key)
+                held = held_of(key)
                 if held is not None:
                     times = held[0]
-                    first, end = bisect_left(times, time + lower), bisect_right(times, time + upper)
+                    if type(times) is list:
+                        partners = range(
+                            bisect_left(times, time + lower), bisect_right(times, time + upper)
+                        )
+                    else:
+                        partners = ONE if lower <= times - time <= upper else NONE
                     if left is not None:
-                        first = max(first, end - left)
-                    if first < end:
-                        yield from self._join(position, key, value, time, held, range(first, end))
-                self._keep(index, key, value, time)
+                        end = partners.stop
+                        partners = range(max(partners.start, end - left), end)
+                    if partners:
+                        for _ in self._join(position, key, value, time, held, partners):
+                            yield
+                            named = position  # A checkpoint may have begun.
+                if position >= named:
+                    named = position + NAMED_TOGETHER
+                    own = buffer.of(None, keys[position:named])
+                held = own.get(key)
+                if held is None:
+                    own[key] = (time, value)
+                    self._drop_at(key, index, time)
+                else:
+                    own[key] = self._kept(held, key, index, value, time)
         self._position = len(batch.values)
         yield from self._drop_until(max(current, batch.watermark))
         self._batch = None
@@ -368,14 +446,14 @@ class IntervalJoinOperator(PairingOperator):
         key: Any,
         value: Any,
         time: int,
-        held: tuple[list[int], list[Any]],
+        held: Held,
         partners: range,
     ) -> Iterator[None]:
         """Joins record `position` of the batch with its `partners`, elements of `held`."""
         is_left = self._side == 0
         ctx, out, state, call = self._join_ctx, self._out, self._state, self._function.call
         watermark = self._timers.current_watermark
-        times, values = held
+        times, values = held if type(held[0]) is list else ([held[0]], [held[1]])
         ctx.watermark = watermark
         state.current_key = key
         for i in partners:
@@ -408,27 +486,28 @@ class IntervalJoinOperator(PairingOperator):
                 yield from self._leave(position, key, partners.stop - i - 1)
         state.current_key = NO_KEY
 
-    def _keep(self, index: int, key: Any, value: Any, time: int) -> None:
-        """Adds an element to the elements of its key. A timer is due at the latest when half of
-        them can find no partner any more.
+    def _kept(self, held: Held, key: Any, index: int, value: Any, time: int) -> Held:
+        """Returns what is kept of a key, `held` and one more element. A timer is due at the latest
+        when half of them can find no partner any more.
         """
-        table = self._buffers[index].of_key(None, key)
-        held: tuple[list[int], list[Any]] | None = table.get(key)
-        if held is None:
-            table[key] = ([time], [value])
-            self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
-            return
-        times, values = held
+        times, values = held if type(held[0]) is list else ([held[0]], [held[1]])
         if time >= times[-1]:
             times.append(time)
             values.append(value)
         else:
             position = bisect_right(times, time)
             if 2 * position <= len(times):  # The present timer may belong to a later element.
-                self._timers.register_event_time_timer(key, index, time + self._kept_for[index])
+                self._drop_at(key, index, time)
             times.insert(position, time)
             values.insert(position, value)
-        table[key] = held
+        return times, values
+
+    def _drop_at(self, key: Any, index: int, time: int) -> None:
+        """Registers a timer for the next instant from which an element with timestamp `time` can
+        find no partner.
+        """
+        due = self._instants[index].after(time + self._kept_for[index])
+        self._timers.register_event_time_timer(key, index, due)
 
     def _drop_until(self, watermark: int) -> Iterator[None]:
         """Drops elements that find no partner from `watermark` on.
@@ -439,13 +518,13 @@ class IntervalJoinOperator(PairingOperator):
         if watermark < timers.next_event_time:
             timers.current_watermark = watermark
             return
-        while (timer := timers.pop_due(watermark)) is not None:
-            self._clean(*timer)
-            out.tried()
+        while (due := timers.pop_due_together(watermark, TIMERS_TOGETHER)) is not None:
+            time, together = due
+            for key, index in together:
+                self._clean(time, key, index)
+            out.tried(len(together))
             if out.full:
-                self._state.clear_current_key()
                 yield
-        self._state.clear_current_key()
 
     def _clean(self, time: int, key: Any, index: int) -> None:
         """Drops the elements up to `time` on side `index`, which can find no partner any more.
@@ -459,15 +538,19 @@ class IntervalJoinOperator(PairingOperator):
         if held is None:
             return
         times, values = held
-        gone = bisect_right(times, time - kept_for)
-        if gone == len(times):
+        is_one = type(times) is not list
+        if is_one:
+            gone, size = int(times <= time - kept_for), 1
+        else:
+            gone, size = bisect_right(times, time - kept_for), len(times)
+        if gone == size:
             del buffer.of_replaced(None, key)[key]
             buffer.removed(None, key)
             return
-        if 2 * gone >= len(times):
+        if 2 * gone >= size:
             times, values = times[gone:], values[gone:]
             buffer.of_replaced(None, key)[key] = (times, values)
-        self._timers.register_event_time_timer(key, index, times[len(times) // 2] + kept_for)
+        self._drop_at(key, index, times if is_one else times[len(times) // 2])
 
 
 def make_interval_join(fn: Any, lower_ms: int, upper_ms: int) -> Operator:
