@@ -94,7 +94,7 @@ class JobResult:
     restarts: int
     metrics: dict[str, float] = field(repr=False)
     startup_ms: int = field(default=0, repr=False)
-    savepoint: str | None = None
+    savepoint: str | None = field(default=None, repr=False)
 
 
 @explained_methods
