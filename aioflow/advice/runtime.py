@@ -248,6 +248,15 @@ class InputSeen(NamedTuple):
     idle: bool
 
 
+class Standing(NamedTuple):
+    """An input whose watermark is behind that of others and does not move."""
+
+    watermark: int
+    latest: int
+    """The latest watermark of all inputs at that time."""
+    since: float
+
+
 class CallsSeen(NamedTuple):
     """The concurrent calls of one operator."""
 
@@ -267,20 +276,29 @@ class TaskAdvice:
         self._task = task
         self._told = told
         self._since: dict[str, float] = {}
-        """Start of each state that may be logged."""
+        """Start of each bottleneck of calls that may be logged."""
+        self._standing: dict[str, Standing] = {}
+        """The inputs that hold event time back."""
 
     def look(self, inputs: Iterable[InputSeen], calls: Iterable[CallsSeen], now: float) -> None:
         """Notes the present state, and logs one that has lasted for 30 seconds."""
-        lasting = self._since
-        self._since = {}
+        lasting, standing = self._since, self._standing
+        self._since, self._standing = {}, {}
         inputs = list(inputs)
         # An input that has ended has the last watermark, also in a flow without event time.
-        if any(MIN_WATERMARK < one.watermark < MAX_WATERMARK for one in inputs):
-            for one in inputs:
-                if one.watermark == MIN_WATERMARK and not one.idle:
-                    since = self._since[one.name] = lasting.get(one.name, now)
-                    if now - since >= LASTS_S:
-                        self._tell_of_silence(one.name, now - since)
+        given = [one.watermark for one in inputs if one.watermark < MAX_WATERMARK]
+        latest = max(given, default=MIN_WATERMARK)
+        for one in inputs:
+            if one.idle or one.watermark >= latest:
+                continue
+            state = standing.get(one.name)
+            if state is None or state.watermark != one.watermark:
+                state = Standing(one.watermark, latest, now)
+            self._standing[one.name] = state
+            # An input that fell behind stands alone only if another one has moved since.
+            alone = one.watermark == MIN_WATERMARK or latest > state.latest
+            if alone and now - state.since >= LASTS_S:
+                self._tell_of_silence(one.name, now - state.since)
         for call in calls:
             if call.waiting and call.in_flight >= call.capacity:
                 since = self._since[call.place] = lasting.get(call.place, now)
@@ -290,7 +308,7 @@ class TaskAdvice:
     def _tell_of_silence(self, name: str, seconds: float) -> None:
         if self._is_new(name):
             logger.warning(
-                "job %r: %s has given no watermark for %.0f s while others did, so event time "
+                "job %r: %s has given no new watermark for %.0f s while others did, so event time "
                 "stands still in task %r: windows and event-time timers wait. If it may be silent, "
                 "give the watermark strategy of its source idle_after=, as in "
                 'bounded_out_of_orderness("5s", timestamp=..., idle_after="30s")',

@@ -11,6 +11,7 @@ BACK = "tests/api/test_going_back.py::"
 
 REMEDIES = "tests/api/test_remedies.py::"
 UNITS = "tests/advice/test_time_unit.py::"
+RUNNING = "tests/advice/test_running.py::"
 SIGNATURES = "tests/api/test_signatures.py::"
 
 RESCALE = "tests/api/test_rescale.py::"
@@ -539,6 +540,23 @@ JOB_MUTANTS: list[Mutant] = [
             UNITS + "test_times_of_another_unit_are_warned_of_once",
             UNITS + "test_a_function_is_explained_as_an_expression_is",
         ),
+    ),
+    Mutant(
+        "an input that falls silent after its first element is not named",
+        "aioflow/advice/runtime.py",
+        "one.watermark == MIN_WATERMARK or latest > state.latest",
+        "one.watermark == MIN_WATERMARK",
+        (
+            RUNNING + "test_input_that_falls_silent_is_named_once_others_moved_on_for_30_s",
+            RUNNING + "test_source_that_falls_silent_in_a_running_job_is_named",
+        ),
+    ),
+    Mutant(
+        "inputs that all stand still are called silent",
+        "aioflow/advice/runtime.py",
+        "one.watermark == MIN_WATERMARK or latest > state.latest",
+        "True",
+        (RUNNING + "test_inputs_that_hold_nothing_back_are_not_named",),
     ),
     Mutant(
         "every batch of a source that counts seconds is warned of",

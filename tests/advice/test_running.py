@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import pickle
 import traceback
@@ -34,7 +35,7 @@ def test_silent_input_is_named_once_with_the_remedy(caplog: pytest.LogCaptureFix
             float(now),
         )
     (message,) = [record.getMessage() for record in caplog.records]
-    assert "job 'orders': input 'b' has given no watermark for 30 s" in message
+    assert "job 'orders': input 'b' has given no new watermark for 30 s" in message
     assert "idle_after=" in message
     assert told == {"input 'b'"}
 
@@ -45,7 +46,9 @@ def test_silent_input_is_named_once_with_the_remedy(caplog: pytest.LogCaptureFix
         [InputSeen("a", MIN_WATERMARK, False), InputSeen("b", MIN_WATERMARK, False)],
         [InputSeen("a", 7, False), InputSeen("b", MIN_WATERMARK, True)],
         [InputSeen("a", 7, False), InputSeen("b", 1, False)],
+        [InputSeen("a", 7, False), InputSeen("b", 7, False)],
         [InputSeen("ended", MAX_WATERMARK, False), InputSeen("b", MIN_WATERMARK, False)],
+        [InputSeen("ended", MAX_WATERMARK, False), InputSeen("b", 7, False)],
     ],
 )
 def test_inputs_that_hold_nothing_back_are_not_named(
@@ -54,6 +57,28 @@ def test_inputs_that_hold_nothing_back_are_not_named(
     one = advice()
     for now in range(0, 120, 5):
         one.look(inputs, [], float(now))
+    assert not caplog.records
+
+
+def test_input_that_falls_silent_is_named_once_others_moved_on_for_30_s(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = advice()
+    for now in range(0, 60, 5):
+        one.look([InputSeen("a", now, False), InputSeen("b", now - 1, False)], [], float(now))
+    assert not caplog.records
+    for now in range(60, 120, 5):
+        one.look([InputSeen("a", now, False), InputSeen("b", 58, False)], [], float(now))
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "job 'orders': b has given no new watermark for 30 s" in message
+
+
+def test_inputs_that_take_turns_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    one = advice()
+    for now in range(0, 600, 5):
+        turn, rest = divmod(now, 40)
+        a, b = (turn * 40, turn * 40 - 20) if rest < 20 else (turn * 40, turn * 40 + 20)
+        one.look([InputSeen("a", a, False), InputSeen("b", b, False)], [], float(now))
     assert not caplog.records
 
 
@@ -189,8 +214,33 @@ async def test_silent_source_of_a_running_job_is_named(caplog: pytest.LogCapture
     windows.sink(af.io.blackhole())
     async with flow.run() as job:
         await job.input(sources[0]).put_many([1, 2_000, 4_000])
-        message = await until_logged("no watermark", caplog)
-    assert message.startswith("job 'orders': input 'silent' has given no watermark")
+        message = await until_logged("no new watermark", caplog)
+    assert message.startswith("job 'orders': input 'silent' has given no new watermark")
+
+
+@pytest.mark.usefixtures("soon")
+async def test_source_that_falls_silent_in_a_running_job_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flow = af.Flow("orders")
+    timed = af.WatermarkStrategy[int].monotonous_timestamps(timestamp=lambda value: value)
+    busy, silent = (
+        flow.source(af.io.push(), name=name, watermarks=timed) for name in ("busy", "silent")
+    )
+    windows = busy.union(silent).key_by(lambda _: 0).window(af.tumbling("1s")).aggregate(af.count())
+    windows.sink(af.io.blackhole())
+    async with flow.run() as job:
+        await job.input(silent).put(5_000)
+
+        async def go_on() -> None:
+            for value in itertools.count(10_000):
+                await job.input(busy).put(value)
+                await asyncio.sleep(0.01)
+
+        going_on = asyncio.create_task(go_on())
+        message = await until_logged("no new watermark", caplog)
+        going_on.cancel()
+    assert message.startswith("job 'orders': input 'silent' has given no new watermark")
 
 
 @pytest.mark.usefixtures("soon")
