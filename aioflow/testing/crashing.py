@@ -1,10 +1,10 @@
-"""Kills a flow here, restarts it, and compares: one test of state that survives.
+"""Kills a flow at a chosen row, restarts it, and compares the results: a test that state survives.
 
     run = crash_and_restore(counts, here=lambda row: row == ("a", 3))
 
 The flow runs twice on a simulated machine, in virtual time: once to its end, and once with a kill.
-The kill is that of SIGKILL, so no `finally` runs, and all memory is lost. A new process then
-resumes from the last checkpoint on the simulated disk. A sink commits the rows of the stream with
+The kill acts like SIGKILL: no `finally` runs, and all memory is lost. A new process then resumes
+from the last checkpoint on the simulated disk. A sink commits the rows of the stream with
 checkpoints. Both runs must commit the same rows.
 """
 
@@ -45,7 +45,7 @@ SHOWN_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashedRun:
-    """The rows of both runs, and what the kill has cost."""
+    """The rows of both runs, and how many of them the kill repeated."""
 
     rows: list[Any]
     """Rows that the run with the kill committed, in order of their checkpoints."""
@@ -54,7 +54,7 @@ class CrashedRun:
     committed: int
     """Number of rows that were committed before the kill."""
     again: int
-    """Number of rows that the stream gave before the kill and again after it."""
+    """Number of rows that the stream emitted before the kill and emitted again after it."""
 
 
 def crash_and_restore(
@@ -65,19 +65,21 @@ def crash_and_restore(
     every: str = "25ms",
     **options: Any,
 ) -> CrashedRun:
-    """Runs the flow of `stream` to its end, and again with a kill and a restart; compares the rows.
+    """Runs the flow of `stream` once to its end and once with a kill and a restart, and compares
+    the rows.
 
     `here` is where the kill strikes: at the first row of the stream for which a function is true,
     or after a number of rows. `every` is the time between checkpoints; the elements of a source
-    come 10 ms apart. `seed` chooses the order of events. `options` are those of `flow.run` for one
-    process. The order of rows does not count. Synchronous; may be called while a loop runs.
+    come 10 ms apart. `seed` chooses the order of events. `options` are the options of `flow.run`
+    for one process. The order of rows is not compared. Synchronous; may be called while a loop
+    runs.
 
-    An error of the flow is raised: the flow restarts by itself only if `restart=` says so.
+    Raises an error of the flow: without `restart=` a flow is not restarted after an error.
 
     Functions of the flow are called in both runs, and their own variables survive the kill.
 
     Raises AssertionError if rows are missing, or were committed twice, and ValueError if the stream
-    never came to `here`.
+    never reached `here`.
     """
     if not callable(here) and type(here) is not int:
         raise TypeError(f"here={here!r}: expected a number of rows, or a function of a row")
@@ -168,7 +170,7 @@ class _Writer(BaseWriter[Any]):
             self._rows.see(row)
 
     async def flush(self) -> None:
-        """Nothing is visible before its checkpoint."""
+        """Does nothing: rows become visible only with their checkpoint."""
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
         rows, self._open = self._open, []
@@ -279,7 +281,9 @@ def _compare(rows: Sequence[Any], expected: Sequence[Any]) -> None:
 def _without(
     rest: list[Any], rows: Sequence[Any], form: Callable[[Any], Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Removes rows that both lists contain, compared by their forms. Returns the two rests."""
+    """Removes the rows that both lists contain, and returns what is left of each list. Two rows are
+    equal if `form` of them is.
+    """
     forms, strange = [form(row) for row in rest], []
     for row in rows:
         try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["FaultProxy"]
 
 NO_LINGER = struct.pack("ii", 1, 0)
-"""SO_LINGER on, 0 s: closing sends a reset instead of a farewell."""
+"""SO_LINGER on, 0 s: closing sends RST instead of FIN."""
 
 
 class FaultProxy:
@@ -43,9 +43,9 @@ class FaultProxy:
         """How late every chunk arrives, in both directions."""
         self.connections_made = 0
         self.bytes_up = 0
-        """Bytes that went to the server."""
+        """Number of bytes sent to the server."""
         self.bytes_down = 0
-        """Bytes that came from it."""
+        """Number of bytes received from the server."""
         self._host = host
         self._target = (target_host, target_port)
         self._listener: Listener | None = None
@@ -89,14 +89,14 @@ class FaultProxy:
         self.reset()
 
     def heal(self) -> None:
-        """Accepts connections and passes bytes on again, without delay and planned faults."""
+        """Accepts connections and passes on bytes again, without delay or planned faults."""
         self._is_cut = self._corrupt = False
         self._cut_after = None
         self.delay_s = 0.0
         self.resume()
 
     def stall(self) -> None:
-        """Holds all bytes back silently, in both directions, also of new connections."""
+        """Silently holds back all bytes, in both directions and on new connections too."""
         self._stalled = True
 
     def resume(self) -> None:
@@ -106,8 +106,8 @@ class FaultProxy:
             link.release()
 
     def cut_after(self, count: int) -> None:
-        """Lets `count` more bytes reach the server, then breaks the connection that brought the
-        last of them.
+        """Lets `count` more bytes reach the server, then breaks the connection that carried the
+        last byte.
         """
         self._cut_after = count
 
@@ -116,7 +116,9 @@ class FaultProxy:
         self._corrupt = True
 
     def passes(self, link: _Link, data: bytes, *, up: bool) -> bytes:
-        """Returns the part of `data` that passes. Breaks `link` if its time has come."""
+        """Returns the part of `data` that passes. Breaks `link` once the limit of `cut_after` is
+        reached.
+        """
         if not up:
             self.bytes_down += len(data)
             return data
@@ -179,8 +181,8 @@ class _Link:
         self.proxy.lost(self)
 
     def break_after_writing(self) -> None:
-        """The bytes before the break must arrive, so no reset: the server sees the end in the
-        middle of something.
+        """Closes the connection to the server after its last write, without a reset. So the bytes
+        before the break arrive, and the stream ends in the middle of a message.
         """
         self.far.closes_after_writing = True
 

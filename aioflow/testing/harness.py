@@ -8,8 +8,8 @@ a clock that the test advances.
 
 Inside are the runtime's own chain, mailbox, state backend, timers and valve, on an event loop of
 the harness. So it works in plain tests and inside coroutines alike. A call returns when nothing is
-left to do at the present time. Errors of user code come out of the call that led to them; after one
-the harness is over. Changing an input or an emitted value raises `ValueMutated`.
+left to do at the present time. The call that led to an error of user code raises it; after that the
+harness cannot be used. Changing an input or an emitted value raises `ValueMutated`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ManualClock:
 
 
 class Timer(NamedTuple):
-    """A timer that waits."""
+    """A registered timer that has not fired yet."""
 
     timestamp: int
     """ms"""
@@ -58,16 +58,17 @@ class Timer(NamedTuple):
     time: str
     """"event" or "processing"."""
     window: Any = None
-    """(start, end) of the window that it belongs to; None for a timer of a process function."""
+    """(start, end) of the window to which the timer belongs; None for a timer of a process
+    function.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class HarnessSnapshot:
-    """State, timers and operator state of all operators of a harness, and what they were made of.
-    Can be pickled.
+    """Keyed state, timers and operator state of all operators of a harness, and the plan that made
+    the operators. Can be pickled.
 
-    `operators` is plain data: our codec takes it as long as the values in state are values that it
-    takes.
+    `operators` is plain data: aioflow's codec encodes it if it can encode the values in the state.
     """
 
     plan: HarnessPlan
@@ -83,17 +84,18 @@ class HarnessSnapshot:
 
 
 class OperatorHarness:
-    """Runs `stream_or_fn`.
+    """Runs the operators of a stream, or one function.
 
-    A stream stands for the operators of its chain up to the one that made it, without the source:
-    push what they read. Otherwise it is a function of one element (mapped; a generator function is
-    flat-mapped; `async def` is awaited), one of (value, ctx), an object or class of the function
-    classes, an expression, an AggregateFunction (running), or an Operator. An object that the test
-    made is the one that runs.
+    Of a stream, the harness runs the operators of its chain up to the one that made the stream,
+    without the source: push the elements that they would read. Any other `stream_or_fn` is one of:
+    a function of one element (mapped; a generator function is flat-mapped; `async def` is awaited),
+    a function of (value, ctx), an object or class of the function classes, an expression, an
+    AggregateFunction (as a running aggregate), or an Operator. An object that the test made is run
+    itself, not a copy.
 
-    `key` is the key function, of one element; a tuple of two gives each input its own. A keyed
-    stream brings its own. `clock` is a ManualClock or the time to start at in ms; None starts at 0.
-    Leaving `with`, or `close()`, closes the functions.
+    `key` is the key function of one element; a tuple of two functions gives each input its own. A
+    keyed stream has a key function already. `clock` is a ManualClock or the time to start at in ms;
+    None starts at 0. Leaving `with`, or `close()`, closes the functions.
     """
 
     def __init__(
@@ -116,11 +118,11 @@ class OperatorHarness:
         key: Any = None,
         clock: ManualClock | int | None = None,
     ) -> Self:
-        """Subtask `index` of `parallelism` with the state of `snapshot`, or of the snapshots of all
-        former subtasks.
+        """Returns a harness of subtask `index` of `parallelism`, with the state of `snapshot` or of
+        the snapshots of all former subtasks.
 
-        `stream_or_fn`: another version of the program (with `key`); None runs what the snapshot was
-        taken of. Time goes on where it was.
+        `stream_or_fn` (with `key`) is another version of the program; None runs the program of the
+        snapshot. Without `clock`, time continues from the time of the snapshot.
         """
         former = [snapshot] if isinstance(snapshot, HarnessSnapshot) else list(snapshot)
         if not former:
@@ -168,8 +170,8 @@ class OperatorHarness:
         self._catch_up().push(v, ts, self._channel(input))
 
     def watermark(self, ms: int, input: int = 1) -> None:
-        """Raises the watermark of one input to `ms`; the operator's is the minimum over inputs
-        that are not idle.
+        """Raises the watermark of one input to `ms`; the operator's watermark is the minimum over
+        the inputs that are not idle.
         """
         self._catch_up().advance_watermark(ms, self._channel(input))
 
@@ -182,7 +184,7 @@ class OperatorHarness:
 
     def advance(self, ms: int) -> None:
         """Lets `ms` milliseconds of processing time pass: timers due at or before the new time
-        fire, sleeping coroutines go on.
+        fire, and sleeping coroutines continue.
         """
         self._clock.advance(ms)
         self._catch_up()
@@ -190,7 +192,7 @@ class OperatorHarness:
     def finish(self) -> None:
         """Ends the inputs: MAX watermark, end of input, `finish`, `close`.
 
-        Only what came out can be read afterwards.
+        Afterwards the harness takes no more input; its output can still be read.
         """
         self._catch_up().finish()
         self.close()
@@ -198,7 +200,7 @@ class OperatorHarness:
     def close(self) -> None:
         """Closes the functions.
 
-        Results that this causes are dropped. Idempotent.
+        Drops output that closing causes. Idempotent.
         """
         self._finalizer.detach()
         self._task.close()
@@ -216,9 +218,9 @@ class OperatorHarness:
     @overload
     def take(self, *, timestamps: Literal[True]) -> list[Record]: ...
     def take(self, *, timestamps: bool = False) -> list[Any]:
-        """Returns the elements emitted since the last call.
+        """Returns the elements emitted since the last call of `take`.
 
-        With `timestamps` they are pairs (value, ms or None).
+        With `timestamps`, each is a pair (value, timestamp in ms or None).
         """
         taken, self._task.output = self._task.output, []
         return taken if timestamps else [value for value, _ in taken]
@@ -233,7 +235,7 @@ class OperatorHarness:
     def late(self) -> list[Any]:
         """Returns the elements that a window dropped as too late since the last call.
 
-        Those of joins are only counted.
+        Late elements of joins are only counted.
         """
         tags = [LATE, *[operator.late_tag for operator in self._task.operators]]
         return [value for tag in dict.fromkeys(tags) if tag is not None for value in self.side(tag)]
@@ -245,7 +247,7 @@ class OperatorHarness:
 
     @property
     def now_ms(self) -> int:
-        """Processing time."""
+        """The processing time, in ms."""
         return self._clock.now_ms
 
     def metrics(self) -> dict[str, float]:
@@ -255,7 +257,7 @@ class OperatorHarness:
     # What is inside.
 
     def timers(self) -> list[Timer]:
-        """Returns all timers that wait, event time first, in the order in which they will fire."""
+        """Returns all pending timers, event time first, in the order in which they will fire."""
         services = [
             service for context in self._task.contexts for service in context.timer_services
         ]
@@ -271,8 +273,8 @@ class OperatorHarness:
         ]
 
     def state(self, name: str, key: Any, window: Any = None) -> Any:
-        """Returns keyed state `name` of `key`, in `window` (a window or (start, end)); without a
-        value, its default or None.
+        """Returns the value of keyed state `name` for `key`, in `window` (a window or (start,
+        end)). If there is no value, returns the default of the state, or None.
         """
         backends = [
             context.keyed_state
@@ -291,14 +293,14 @@ class OperatorHarness:
         )
 
     def snapshot(self) -> HarnessSnapshot:
-        """Returns all state as a checkpoint would hold it, for `restore`.
+        """Returns all state as a checkpoint would hold it, for use with `restore`.
 
-        Later changes of state do not change it.
+        The snapshot does not follow later changes of the state.
         """
         return HarnessSnapshot(self._plan, self._catch_up().snapshot(), self._clock.now_ms)
 
     def _catch_up(self) -> HarnessTask:
-        """Returns the task, at the time of the clock."""
+        """Brings the task up to the time of the clock, and returns it."""
         self._task.settle(self._clock.now_ms)
         return self._task
 

@@ -89,8 +89,8 @@ class HarnessPlan:
 def plan_of(target: Any, key: Any) -> tuple[HarnessPlan, HarnessPlan]:
     """Returns two plans: for the first run, and for every later run (after a restore).
 
-    They differ for an object that the test made: the first run uses that object, so that the test
-    can look at it.
+    The plans differ for an object that the test made: the first run uses that object itself, so
+    that the test can inspect it.
     """
     if isinstance(target, DataStream):
         plan = _of_stream(target, key)
@@ -227,7 +227,7 @@ def _operator_of(target: Any, keyed: bool) -> tuple[Callable[[Any], Operator], i
 
 
 def _arguments(function: Callable[..., Any]) -> int:
-    """Returns how many arguments a call must have: (value), or (value, ctx)."""
+    """Returns the number of arguments of `function`: 1 for (value), 2 for (value, ctx)."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # Some builtins do not tell.

@@ -50,12 +50,12 @@ Record = tuple[Any, int | None]
 """A value and its timestamp in ms, None without event time."""
 
 SNAPSHOT_ID = 1
-"""The checkpoint that a snapshot of the harness stands for."""
+"""Checkpoint id of the snapshots of a harness."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorStateSnapshot:
-    """Everything that one operator remembers. Plain data, as far as the values are."""
+    """All state of one operator. It is plain data if the values in the state are."""
 
     keyed: KeyedStateHandle | None
     """Keyed state and timers, all inline."""
@@ -65,7 +65,7 @@ class OperatorStateSnapshot:
 class HarnessTask:
     """Runs `plan` as subtask `index` of `parallelism`.
 
-    `restored`: the state of each operator, of each former subtask.
+    `restored` has, for each former subtask, the state of each operator.
     """
 
     def __init__(
@@ -186,7 +186,9 @@ class HarnessTask:
         self._check()
 
     def call(self, action: Callable[[], T | Awaitable[T]], what: str) -> T:
-        """Runs `action` between two elements."""
+        """Runs `action` in the task, between two elements, and returns its result. `what` names the
+        action in errors.
+        """
         results: list[asyncio.Future[T]] = []
         self.loop.call_soon(lambda: results.append(self._executor.submit(action, what)))
         self.settle()
@@ -204,7 +206,7 @@ class HarnessTask:
     def finish(self) -> None:
         """Ends all inputs: MAX watermark, end of input, `finish` of each operator.
 
-        Takes as much time as results need.
+        Lets time pass until all pending results are there.
         """
         self._check()
         self.loop.call_soon(self._begin_end)
@@ -367,19 +369,20 @@ class HarnessTask:
 
 
 class HarnessContext(TaskOperatorContext):
-    """The context of a task, whose timers are punctual."""
+    """An operator context whose timers fire exactly on time."""
 
     def register_processing_timer(
         self, timestamp_ms: int, callback: Callable[[int], None]
     ) -> ProcessingTimer:
-        """Fires at its millisecond, where a task waits until that is over: `advance(1000)`
-        reaches a timer 1000 ms from now.
+        """Registers a timer that fires at the start of its millisecond, so that `advance(1000)`
+        fires a timer that is set 1000 ms from now. In a real task it fires when that millisecond is
+        over.
         """
         return super().register_processing_timer(timestamp_ms - 1, lambda _: callback(timestamp_ms))
 
 
 def _check_restored(restored: Sequence[Sequence[OperatorStateSnapshot]], plan: HarnessPlan) -> None:
-    """Raises RestoreError if a snapshot is of other operators than the harness runs."""
+    """Raises RestoreError if a snapshot does not match the operators that the harness runs."""
     for former in restored:
         if len(former) != len(plan.operators):
             raise RestoreError(

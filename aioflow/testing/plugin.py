@@ -61,8 +61,8 @@ def flow_harness() -> Iterator[Callable[..., OperatorHarness]]:
 
 @pytest.fixture
 def fault_proxy() -> Callable[..., FaultProxy]:
-    """`async with fault_proxy(port) as proxy:` stands between clients, who connect to
-    `proxy.port`, and a server at `port`.
+    """`async with fault_proxy(port) as proxy:` forwards clients that connect to `proxy.port` to a
+    server at `port`.
     """
     from aioflow.core.system_host import SystemHost
     from aioflow.testing.fault_proxy import FaultProxy

@@ -5,9 +5,10 @@ could have made.
     assert sorted(run.outputs[0]) == expected
 
 The flow runs as it would in this process: same job master, tasks, mailboxes and exchanges. The seed
-chooses what a machine leaves open: how long time slices and blocking calls take, when the process
-is stalled, what the disk does. The same seed gives the same run, call by call (`trace_crc`). An
-hour of sleeping costs nothing; a flow that waits for what never comes fails as SimDeadlock.
+chooses what a real machine leaves to chance: how long time slices and blocking calls take, when the
+process is stalled, what the disk does. The same seed gives the same run, callback by callback
+(`trace_crc`). An hour of sleeping costs nothing. A flow that waits for something that can never
+happen fails with SimDeadlock.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ REFUSED = {
     "reset": "a flow in one process uses no network",
     "slow": "a flow in one process uses no network (it slows packets down; disk= slows the disk)",
 }
-"""Faults that say nothing about a flow in one process."""
+"""Faults that are refused because they test nothing in a flow of one process, with the reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class SimulatedRun:
     job: JobResult | None
     """How the job ended; None when `drive` ended it."""
     value: Any
-    """Result of `drive`."""
+    """Return value of `drive`."""
     trace_crc: int
     """Digest of all that happened: two runs with the same digest took the same way."""
     steps: int
@@ -105,13 +106,13 @@ def run_simulated(
     It is synchronous, and may be called while a loop runs.
 
     `collect`: streams whose elements are wanted. `drive(job)`: a coroutine function that talks to
-    the running job; when it returns, the flow is left as by `async with`. Without it the run waits
-    for the end of the job. `faults`: `pause` stalls the process, `disk` makes the simulated disk
-    slow, full or failing; the other kinds are refused with ValueError. `clock`: the wall clock at
-    the start, in ms. `clock_steps`: pairs of the seconds until the wall clock steps and the size of
-    the step in ms, negative for a step back. `options` are those of `flow.run`; files are those of
-    the simulated disk. `perturb=False` gives one plain history, `fence=False` lets user code touch
-    the real machine.
+    the running job; when it returns, the run ends as at the end of an `async with flow.run()`
+    block. Without it the run waits for the end of the job. `faults`: `pause` stalls the process,
+    `disk` makes the simulated disk slow, full or failing; the other kinds are refused with
+    ValueError. `clock`: the wall clock at the start, in ms. `clock_steps`: pairs of the seconds
+    until the wall clock steps and the size of the step in ms, negative for a step back. `options`
+    are the options of `flow.run`; paths are on the simulated disk. With `perturb=False` the seed
+    varies nothing; `fence=False` lets user code touch the real machine.
 
     Raises what the job raised, SimDeadlock, SimLivelock, SimFenceBroken; a note names the seed.
     """
@@ -211,7 +212,7 @@ def _step_clock(host: SimulatedHost, by_ms: int) -> None:
 
 
 def _set_clock(host: SimulatedHost, start_ms: int) -> None:
-    """Lets the wall clock of `host` read `start_ms` now."""
+    """Sets the wall clock of `host` to `start_ms`."""
     wall_ms = host.clock.wall_ms
     shift = start_ms - wall_ms()
     host.clock.wall_ms = lambda: wall_ms() + shift

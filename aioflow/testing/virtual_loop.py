@@ -7,8 +7,8 @@ callbacks run in the order of asyncio, and take no time.
 Invariant: time moves only inside `run_to`, from timer to timer, never beyond the given limit.
 
 The parts that all event loops of tests share are here too: blocking calls without threads, and the
-end of leftovers. The coroutines and generators that a finished run left suspended cannot affect the
-next run.
+cleanup of coroutines and generators that a finished run left suspended. They cannot affect the next
+run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 CALLBACKS_MAX = 1_000_000
-"""Callbacks of one `run_to`; more mean that something spins without waiting for time or input."""
+"""Maximum number of callbacks of one `run_to`. More mean that something spins without waiting for
+time or input.
+"""
 
 TOLERANCE_S = 1e-6
 """How early a timer may fire: floats near today's date resolve 0.2 us, which does not show in
@@ -48,7 +50,9 @@ milliseconds.
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Time in seconds, `now_s` at the start. It has no sockets; blocking calls run inline."""
+    """An event loop in virtual time, which begins at `now_s` seconds. It has no sockets; blocking
+    calls run inline.
+    """
 
     _ready: deque[asyncio.Handle]  # asyncio's own queue, which `call_soon` appends to.
 
@@ -93,7 +97,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are dropped when their time comes."""
+        """Does nothing: cancelled timers are dropped when they are due."""
 
     def _run_once(self) -> None:
         timers, ready = self._timers, self._ready
@@ -120,23 +124,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Calls `func` inline, in the next turn."""
+        """Calls `func` inline, in the next iteration of the loop."""
         future: asyncio.Future[T] = self.create_future()
         self.call_soon(settle, future, func, args)
         return future
 
     def _write_to_self(self) -> None:
-        """`call_soon_threadsafe` wakes the selector; there is none."""
+        """Does nothing: there is no selector for `call_soon_threadsafe` to wake."""
 
     def __del__(self) -> None:
-        """Replaces the warning of asyncio: the loop holds no resources of the system, so it need
-        not be closed.
+        """Suppresses asyncio's warning about an unclosed loop. This loop holds no system resources,
+        so it need not be closed.
         """
 
 
 class VirtualHost:
-    """A `Host` on a `VirtualLoop`: its time, chance and ids that repeat, the machine's files;
-    blocking calls run inline.
+    """A `Host` on a `VirtualLoop`, with the loop's time, repeatable random numbers and ids, and the
+    files, network and processes of the real machine. Blocking calls run inline.
     """
 
     def __init__(self, loop: VirtualLoop) -> None:
@@ -152,7 +156,7 @@ class VirtualHost:
     def blocking(
         self, fn: Callable[[*Ts], T], *args: *Ts, dedicated: bool = False, name: str | None = None
     ) -> asyncio.Future[T]:
-        """Runs `fn(*args)` inline, in the next turn of the loop."""
+        """Runs `fn(*args)` inline, in the next iteration of the loop."""
         return self._loop.run_in_executor(None, fn, *args)
 
     def buggify(self, point: str, probability: float) -> bool:
@@ -160,11 +164,13 @@ class VirtualHost:
         return False
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the host holds no resources."""
 
 
 class _LoopClock:
-    """Readings of `perf_ns` are 1 us apart: work takes the same time in every run."""
+    """The clock of a `VirtualHost`. Readings of `perf_ns` are 1 us apart, so measured work takes
+    the same time in every run.
+    """
 
     __slots__ = ("monotonic", "perf_ns", "wall_ms")
 
@@ -186,7 +192,7 @@ class _Ids:
 
 @contextmanager
 def outside_of_loops() -> Iterator[None]:
-    """Allows another loop to run inside of the running one, for tests that are coroutines and use a
+    """Allows another loop to run inside the running one, for tests that are coroutines and use a
     harness.
     """
     outer = asyncio._get_running_loop()
@@ -224,7 +230,7 @@ CLOSES_MAX = 8
 
 
 def end_generator(agen: AsyncGenerator[Any, Any]) -> None:
-    """Closes an async generator where no loop runs any more."""
+    """Closes an async generator whose loop has stopped."""
     # One step ends the coroutine, unless it awaits in a `finally`.
     try:
         agen.aclose().send(None)
@@ -235,8 +241,8 @@ def end_generator(agen: AsyncGenerator[Any, Any]) -> None:
 
 
 def close_chain(awaited: Any) -> None:
-    """Closes a coroutine and all that it waits for, the innermost first, each as often as its
-    cleanup awaits.
+    """Closes a coroutine and the coroutines that it awaits, innermost first. A coroutine whose
+    cleanup awaits is closed again, up to `CLOSES_MAX` times.
     """
     chain = []
     while isinstance(awaited, CoroutineType):

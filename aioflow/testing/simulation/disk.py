@@ -1,18 +1,18 @@
 """A simulated disk: only synced data is certain to survive a loss of power.
 
-All machines see one disk, as they would a shared store. An operation happens at some moment of its
-time, and on a real machine in a thread: cancelling its caller does not stop a running operation.
-Each write sits in the page cache of the machine that wrote it until `fsync`, and each new,
-renamed or deleted name until `fsync_dir`. Loss of power of a machine keeps, tears or drops its
-unsynced bytes and undoes a suffix of its unsynced names, as the seed decides. Directories last at
-once, as on a journalling file system.
+All machines see one disk, as they would a shared store. An operation takes effect at some moment
+before its caller gets the answer. As with an operation in a thread, cancelling the caller does not
+stop it once it runs. Each write sits in the page cache of the machine that wrote it until `fsync`,
+and each new, renamed or deleted name until `fsync_dir`. When a machine loses power, its unsynced
+bytes are kept, torn or dropped, and the last of its unsynced changes of names are undone, as the
+seed decides. New directories are durable at once, as on a journalling file system.
 
-Invariant: nothing that was synced is ever lost, and names change in the order in which they were
-changed.
+Invariant: nothing that was synced is ever lost, and the changes of names by one machine become
+durable in the order in which they were made.
 
-`SimFileSystem` is the disk as one process sees it: each operation takes its time, and is noted
-under the name of the process. An operation is a generator, whose steps the disk takes one after the
-other. Between two steps the process may be killed, and other processes may read the disk.
+`SimFileSystem` is the disk as one process sees it: each operation takes time, and is recorded in
+the trace under the name of the process. An operation is a generator, whose steps the disk runs one
+after the other. Between two steps the process may be killed, and other processes may read the disk.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = ["SimDisk", "SimFile", "SimFileSystem"]
 T = TypeVar("T")
 
 OPERATION_S = (1e-4, 1.5e-3)
-"""How long an operation takes until it has happened, and half of the operations again until the
-caller hears of it.
+"""Range of the delay before each step of an operation, in seconds. Half of the operations take
+another such delay before the caller gets the answer.
 """
 
 BEGUN_RATE = 0.5
-"""Share of the operations that happen although their caller was cancelled before."""
+"""Share of the operations that still happen after their caller was cancelled before they began."""
 
 PARTIAL_RATE = 0.1
 """Share of the writes that reach the page cache in two parts, so that a kill or a reader can
@@ -100,11 +100,11 @@ class SimDisk:
     # Operations on whole files and names; each is atomic, `SimFileSystem` does the waiting.
 
     def operate(self, steps: Generator[None, None, T]) -> asyncio.Future[T]:
-        """Takes `steps` one after the other, each after a while, and returns a future of their
+        """Runs `steps` one after the other, each after a delay, and returns a future of their
         result.
 
-        The process may be killed before any step, and between the last one and its answer. The
-        caller cannot tell which.
+        The process may be killed before any step, or between the last step and the answer. The
+        caller cannot tell these cases apart.
         """
         result: asyncio.Future[T] = self.loop.create_future()
         self.loop.call_later(self._delay_s(), self._begin, steps, result)
@@ -134,7 +134,7 @@ class SimDisk:
             self.loop.call_later(self._delay_s(), self._advance, steps, result)
 
     def check(self, what: str, path: str, *, writes: bool = False) -> None:
-        """Fails as the faults of the moment ask for."""
+        """Raises the OSError that the current faults ask for, if any."""
         if writes and self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         if self.error_rate and self._faults.random() < self.error_rate:
@@ -143,7 +143,7 @@ class SimDisk:
 
     @property
     def used(self) -> int:
-        """Bytes of all files that have a name."""
+        """Total size of all files that have a name, in bytes."""
         return sum(len(file.data) for file in self._names.values())
 
     def fit(self, path: str, file: SimFile, machine: SimMachine, data: bytes) -> None:
@@ -155,7 +155,9 @@ class SimDisk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def split(self, data: bytes) -> int:
-        """Returns how many bytes of a write reach the page cache at first."""
+        """Returns how many bytes of a write reach the page cache in its first step: mostly all of
+        them.
+        """
         if len(data) > 1 and self._rng.random() < PARTIAL_RATE:
             return self._rng.randrange(1, len(data))
         return len(data)
@@ -223,7 +225,7 @@ class SimDisk:
         self._change(machine, source, target)
 
     def delete(self, machine: SimMachine, path: str, *, recursive: bool) -> bool:
-        """Removes a name, or a tree of names; False if there is none."""
+        """Removes a name, or a tree of names. Returns False if there is no such name."""
         if path in self._names:
             self._change(machine, path, None)
             return True
@@ -273,7 +275,7 @@ class SimDisk:
         return path in self._names or path in self._dirs
 
     def power_loss(self, machine: SimMachine) -> None:
-        """Loses data that was only in the memory of `machine`: all of it, or a random part."""
+        """Drops all or a random part of the data that was only in the memory of `machine`."""
         rng = self._faults
         mine = [change for change in self._pending if change.machine is machine]
         kept = mine[: rng.randrange(len(mine) + 1)] if mine else []
@@ -295,8 +297,8 @@ class SimDisk:
             self.mkdirs(posixpath.dirname(path))
 
     def _torn(self, file: SimFile) -> bytes:
-        """Returns a possible content of a file after a power loss: the synced bytes, all, or a part
-        of the others too.
+        """Returns a possible content of a file after a power loss: the synced bytes with none, some
+        or all of the unsynced ones.
         """
         rng, data, synced = self._faults, bytes(file.data), file.synced
         choice = rng.randrange(3)
@@ -445,7 +447,7 @@ class SimFileSystem:
         return await self._do("exists", path, self._disk.exists)
 
     async def check_inside(self, path: str, within: str) -> None:
-        """There are no links here."""
+        """Does nothing: the simulated disk has no symbolic links."""
 
     async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
         disk, machine, full, beside = (

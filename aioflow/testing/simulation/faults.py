@@ -1,7 +1,7 @@
 """The faults of a run, their rates, and the driver that injects them.
 
 Invariant: everything here is drawn from the `fault` stream of the seed. So a change in the code
-under test does not change its faults until it takes another path.
+under test does not change the faults until the code takes another path.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ DISK_TROUBLES = (
     ("error_rate", 0.2, 0.0),
     ("capacity", 4096, None),
 )
-"""Field of SimDisk, its value in trouble, its value in health.
+"""Faults of the disk: the field of SimDisk, its value during the fault, and its value without.
 
-The capacity in trouble is the number of bytes in use plus less than the number given here.
+During a fault of the capacity, the disk has room for a random number of bytes below the number
+given here.
 """
 
 
@@ -38,7 +39,7 @@ class Faults:
     kill: float = 0.0
     """A process is killed and started again after a while."""
     power: float = 0.0
-    """A machine loses power, and with it what was not synced; it comes back after a while."""
+    """A machine loses power, and with it its unsynced data. It comes back after a while."""
     pause: float = 0.0
     """A process stands still for a while, its connections open."""
     cut: float = 0.0
@@ -75,7 +76,8 @@ class Faults:
     @classmethod
     def swarm(cls, rng: Random, per_s: float = 5.0) -> Faults:
         """Returns a random half of the kinds of faults, which together cause about `per_s` faults a
-        second. A frequent kind can hide defects that only seeds without it find.
+        second. Each kind is left out by some seeds, because a frequent kind can hide the defects
+        that others cause.
         """
         chosen = [kind for kind in cls().rates() if rng.random() < 0.5]
         rates: dict[str, Any] = {
@@ -99,9 +101,9 @@ async def inject(
     Returns their number by kind.
 
     `check` is called after each fault: raise in it to report that a guarantee broke. On return
-    every target runs. `done` is the counter that is filled and returned, for callers that may
-    cancel this. `ready` is awaited before the pause that ends in a fault: it may hold the next one
-    back until there is something to be lost.
+    every target runs. `done` is the counter that is filled and returned; a caller that may cancel
+    the call passes its own. `ready` is awaited before the pause that precedes each fault, so that
+    it can delay the fault until there is something to lose.
     """
     rng = sim.fault_rng
     kinds = {kind: rate for kind, rate in faults.rates().items() if rate > 0}
@@ -143,7 +145,9 @@ async def inject(
 def _strike(
     sim: Simulation, kind: str, targets: Sequence[str], later: Callable[[Callable[[], None]], None]
 ) -> bool:
-    """Inflicts one fault; False if its target is in no state to suffer it."""
+    """Inflicts one fault. Returns False if the fault needs a target that is alive, and the target
+    is not.
+    """
     rng, network, disk = sim.fault_rng, sim.network, sim.disk
     target = rng.choice(targets)
     here = sim.loop.process(target).machine.name

@@ -28,16 +28,19 @@ ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
 Args = TypeVarTuple("Args")
 
 PERF_COST_S = 1e-6
-"""Virtual time that a reading of `perf_ns` takes. So code that measures its slice sees time pass.
+"""Virtual time that a reading of `perf_ns` takes, in seconds. So code that measures the time of its
+slice sees time pass.
 """
 
 PERF_JUMP_RATE = 1 / 32
-"""Share of the readings before which the work measured took long."""
+"""Share of the readings that jump ahead, as if the measured work had taken long."""
 
 PERF_JUMP_S_MAX = 3e-3
 
 BUGGIFY_ENABLED = 0.25
-"""Share of the rare branches that a seed turns on: all at once would hide each other."""
+"""Share of the rare branches that a seed turns on. If all were on, they would hide each other's
+effects.
+"""
 
 SIGTERM, SIGKILL = 15, 9
 
@@ -52,7 +55,7 @@ class Simulation:
     """The simulated world of one seed: the loop, its processes, the network and the disk.
 
     Methods name a process, and network faults name a machine. A machine has the name of its first
-    process, unless `spawn` was given another one.
+    process, unless `spawn` was given another name.
     """
 
     def __init__(self, loop: SimLoop, network: NetworkOptions | None = None) -> None:
@@ -74,7 +77,7 @@ class Simulation:
         return self._start(name, main, machine, {}, None)
 
     def restart(self, name: str) -> SimulatedProcess:
-        """Starts a process that has ended with the main it had before."""
+        """Starts a process again after it has ended, with the same main function."""
         last = self._started[name]
         return self._start(name, last.main, None, last.env, last.secret)
 
@@ -101,7 +104,9 @@ class Simulation:
     def exec(
         self, parent: SimProcess, argv: Sequence[str], env: Mapping[str, str], secret: bytes | None
     ) -> Process:
-        """Starts the registered program that `argv` names first, on the machine of `parent`."""
+        """Starts the program that is registered under the first word of `argv` that names one, on
+        the machine of `parent`.
+        """
         program = next((self.programs[word] for word in argv if word in self.programs), None)
         if program is None:
             raise FileNotFoundError(
@@ -169,8 +174,8 @@ class SimulatedProcess:
         self.env = env
         self.secret = secret
         self.parent: str | None = None
-        """Name of the process that started it with `procs.exec`. Only that process may start it
-        again.
+        """Name of the process that started this one with `procs.exec`, or None. After a loss of
+        power, only the parent starts it again.
         """
         self.returncode: int | None = None
         self.error: BaseException | None = None
@@ -217,8 +222,8 @@ class SimulatedProcess:
         self._waiters.clear()
 
     async def wait(self) -> int:
-        """Waits until this life has ended; returns its code: 0, 1 for an error, or minus the
-        signal.
+        """Waits until this life has ended; returns its exit code: that of `main` or 0, 1 for an
+        error, or minus the signal.
         """
         if self.returncode is None:
             future: asyncio.Future[int] = self._sim.loop.create_future()
@@ -227,14 +232,14 @@ class SimulatedProcess:
         return self.returncode
 
     def terminate(self) -> None:
-        """Cancels its main, as a handler of SIGTERM would."""
+        """Cancels the main function of the process, as a handler of SIGTERM would."""
         if self.returncode is None and not self._terminated:
             self._terminated = True
             if self._task is not None:
                 self._sim.loop.post_io(self.process, self._task.cancel)
 
     def kill(self) -> None:
-        """Ends it at once; its `finally` blocks do not run."""
+        """Ends the process at once, without running its `finally` blocks."""
         if self.returncode is None:
             self._sim.kill(self.name)
 
@@ -280,7 +285,7 @@ class SimulatedHost:
     ) -> asyncio.Future[T]:
         """Runs `fn(*args)` inline after a seeded delay.
 
-        It must not wait for the loop: there is no other thread.
+        `fn` must not wait for the loop, because it runs in the loop's thread.
         """
         if self._closed:
             raise RuntimeError(
@@ -290,8 +295,8 @@ class SimulatedHost:
         return self._loop.run_in_executor(None, fn, *args)
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Takes the rare branch at `point` with `probability`, in those seeds that turn the point
-        on.
+        """Returns whether the code at `point` must take its rare branch. True with `probability` in
+        the seeds that turn the point on, otherwise False.
         """
         if not self._loop.perturb:
             return False

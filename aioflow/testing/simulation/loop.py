@@ -2,14 +2,14 @@
 process.
 
 It is asyncio's own `BaseEventLoop` with the scheduler, the timers, the network and the executor
-replaced; tasks, futures, streams, timeouts and locks are the real ones. What is chosen by the seed
-is only what a real machine leaves open: which process runs next and for how long, how long a call
-or a packet takes, when a process is stalled.
+replaced; tasks, futures, streams, timeouts and locks are the real ones. The seed chooses only what
+a real machine leaves to chance: which process runs next and for how long, how long a call or a
+packet takes, when a process is stalled.
 
 Invariant: inside one process the order is asyncio's. A process works in iterations: what
 `call_soon` queued, then what came from the network, then the timers that are due, by (deadline,
-creation); what these queue runs in the next iteration. So the simulation reports no failure from an
-order that asyncio cannot produce.
+creation); callbacks that these queue run in the next iteration. So no failure comes from an order
+that asyncio cannot produce.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class Switchboard(Protocol):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The simulated world's scheduler. One seed, one history.
+    """The event loop that all simulated processes share. One seed gives one history.
 
-    `perturb=False` switches off stalls, random time slices and random delays of blocking calls. One
-    plain history is left, for tests of time alone. Independent random streams (`streams.sched` and
-    so on) keep a new draw in one place from disturbing all others.
+    `perturb=False` switches off stalls, random time slices and random delays of blocking calls.
+    Then all seeds give the same history, for tests of time alone. Independent random streams
+    (`streams.sched` and so on) keep a new draw in one place from disturbing all others.
     """
 
     network: Switchboard
@@ -245,7 +245,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are dropped when their time comes."""
+        """Does nothing: cancelled timers are dropped when they are due."""
 
     def _make_runnable(self, process: SimProcess) -> None:
         if process.life is Life.RUNNING:
@@ -288,7 +288,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return handle._cancelled or handle.generation != handle.process.generation
 
     def _run_slice(self) -> None:
-        """Runs 1 to 8 callbacks of one process, both chosen by the seed."""
+        """Runs 1 to 8 callbacks of one process. The seed chooses the process and the number."""
         runnable, rng = self._runnable, self.sched_rng
         process = runnable[int(rng.random() * len(runnable)) if len(runnable) > 1 else 0]
         length = 1 + int(rng.random() * SLICE_MAX) if self.perturb else SLICE_MAX
@@ -347,15 +347,15 @@ class SimLoop(asyncio.BaseEventLoop):
     # What happened.
 
     def note(self, *what: object) -> None:
-        """Adds a fact to the trace. Its text must not depend on addresses or hash order."""
+        """Adds a line to the trace. Its text must not depend on addresses or hash order."""
         line = f"{self._now:.6f} {' '.join(map(str, what))}"
         self.crc = zlib.crc32(line.encode(), self.crc)
         if self.trace is not None:
             self.trace.append(line)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the run with `error` as soon as the running callback returns; the first one
-        counts.
+        """Ends the run with `error` as soon as the running callback returns. Later errors are
+        ignored.
         """
         if self.fatal is None and not self.finished:
             self.fatal = error
@@ -405,8 +405,8 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def _look_for_bug(self, task: asyncio.Task[Any]) -> None:
-        """Records a failed assertion as a bug of ours, even if another task awaits and handles
-        it.
+        """Fails the run with an AssertionError of `task`, even if another task awaits and handles
+        the error.
         """
         if not task.cancelled() and isinstance(task.exception(), AssertionError):
             # Looking marked the error as seen; the run fails with it, so nothing is lost.
@@ -450,8 +450,8 @@ class SimLoop(asyncio.BaseEventLoop):
     # Processes.
 
     def process(self, name: str, machine: str | None = None) -> SimProcess:
-        """Returns the process of this name, made (not started) at the first call, on a machine of
-        its own by default.
+        """Returns the process of this name. The first call makes it, without starting it, on a
+        machine of its own by default.
         """
         process = self.processes.get(name)
         if process is None:
@@ -473,8 +473,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def kill(self, process: SimProcess, *, power: bool = False) -> None:
         """Ends a process as SIGKILL does: no `finally` runs, sockets are closed by the kernel.
 
-        With `power` its machine goes dark instead and says nothing to its peers; kill the others on
-        it as well.
+        With `power`, its machine loses power instead, so its peers are not told. The caller must
+        kill the other processes of the machine too.
         """
         assert process is not self.root, (
             "the main process drives the simulation, expected another one to be killed"
@@ -548,10 +548,10 @@ class SimLoop(asyncio.BaseEventLoop):
         end_generator(agen)
 
     def finish(self) -> None:
-        """Closes what is left of every process without running any of it, then the loop itself.
+        """Ends every process without running its pending callbacks, then closes the loop.
 
-        Coroutines that were alive are closed, so their `finally` blocks run up to the first await,
-        on a world that takes no more work: nothing reaches the next seed.
+        Unfinished coroutines are closed, so their `finally` blocks run. The loop accepts no more
+        work from them, so nothing reaches the next seed.
         """
         if self.finished:
             return

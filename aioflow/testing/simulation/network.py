@@ -1,12 +1,12 @@
 """A simulated network: machines, ports and links, and the faults of links.
 
 A cut link holds packets back until it is healed or their sender gives up. A reset breaks the
-connections of two machines, and a slow link multiplies its latency. What a connection does with
-that is in `transport`.
+connections of two machines, and a slow link multiplies its latency. `transport` implements how a
+connection reacts to these faults.
 
-Invariant: a fault concerns a pair of machines, in both directions but for a cut that is `one_way`;
-the processes of one machine only if the pair is that machine twice. `part` alone concerns a pair of
-processes.
+Invariant: a fault affects the packets between two machines, in both directions unless a cut is
+`one_way`. It affects packets inside one machine only if both names are that machine. Only `part`
+works on a pair of processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1", "::"})
 
 
 class SimListener(asyncio.AbstractServer):
-    """A bound port; stands for `asyncio.Server` too."""
+    """A bound port. It also serves as the `asyncio.Server`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SimListener(asyncio.AbstractServer):
             del self.process.machine.ports[self.port]
 
     async def start_serving(self) -> None:
-        """It serves from the start."""
+        """Does nothing: the port serves from its creation on."""
 
     async def serve_forever(self) -> None:
         self._forever = self._loop.create_future()
@@ -83,7 +83,7 @@ class SimListener(asyncio.AbstractServer):
             self.close()
 
     async def wait_closed(self) -> None:
-        """Closing takes no time."""
+        """Does nothing: closing takes no time."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,7 +104,7 @@ class _SocketName:
 
 
 class SimNetwork:
-    """All links and connections. Faults apply to pairs of machines, in both directions."""
+    """All links and connections, and the faults of links. Machines are given by their names."""
 
     def __init__(self, loop: SimLoop, options: NetworkOptions | None = None) -> None:
         self.loop = loop
@@ -114,7 +114,7 @@ class SimNetwork:
         # (from, to); only asked for membership, never iterated.
         self._cut: set[tuple[str, str]] = set()
         self._parted: set[tuple[str, str]] = set()
-        """Cuts between processes: (from, to)."""
+        """Pairs (from, to) of processes that are cut off from each other."""
         self._slow: dict[tuple[str, str], float] = {}
         self._live: dict[SimTransport, None] = {}
         loop.network = self
@@ -146,7 +146,7 @@ class SimNetwork:
         self._parted -= {(a, b), (b, a)}
 
     def isolate(self, name: str) -> None:
-        """Cuts a machine off from all others there are."""
+        """Cuts a machine off from all other machines that exist now."""
         for other in self.loop.machines:
             if other != name:
                 self.cut(name, other)
@@ -162,14 +162,14 @@ class SimNetwork:
         return (a, b) in self._cut or (b, a) in self._cut
 
     def slow(self, a: str, b: str, factor: float) -> None:
-        """Multiplies the latency between two machines; 1 is the usual one."""
+        """Multiplies the latency between two machines by `factor`; 1 restores it."""
         self.loop.note("SLOW", a, b, factor)
         self._slow[_link(a, b)] = factor
 
     def reset(self, a: str, b: str, among: Collection[str] | None = None) -> None:
         """Breaks connections between two machines, as a firewall that lost its state does.
 
-        `among`: only those between these processes.
+        `among` limits this to connections between these processes.
         """
         self.loop.note("RESET", a, b)
         for transport in list(self._live):
@@ -182,8 +182,8 @@ class SimNetwork:
 
     def give_up(self, a: str, b: str, among: Collection[str] | None = None) -> None:
         """Ends one side of each connection between two machines with ETIMEDOUT, as a kernel does
-        that got no answer for too long. The other side notices nothing until it sends: its
-        connection stays half open. The seed chooses the side. `among` is that of `reset`.
+        after too long without an answer. The other side notices nothing until it sends: its
+        connection stays half open. The seed chooses the side. `among` is the same as in `reset`.
         """
         self.loop.note("GIVE UP", a, b)
         for transport in list(self._live):
@@ -211,8 +211,8 @@ class SimNetwork:
         return b.up and (a.name, b.name) not in self._cut
 
     def _answers(self, process: SimProcess, there: SimMachine, port: int) -> bool:
-        """Tells whether a request for a connection and its answer, if only a refusal, would
-        arrive.
+        """Returns whether a request for a connection would get an answer, even if that is only a
+        refusal.
         """
         listener = there.ports.get(port)
         if listener is None:
@@ -244,8 +244,9 @@ class SimNetwork:
     async def connect(
         self, process: SimProcess, factory: Callable[[], Any], host: str, port: int
     ) -> tuple[SimTransport, Any]:
-        """Shakes hands: a round trip, or a refusal, or a time-out while the link is cut or the
-        machine is dark.
+        """Connects `process` to a port of machine `host`, which takes a round trip. Raises
+        ConnectionRefusedError, or TimeoutError if the link is cut or the machine has no power for
+        too long.
         """
         loop, here = self.loop, process.machine
         there = here if host in LOOPBACK_NAMES else loop.machines.get(host)
@@ -292,11 +293,11 @@ class SimNetwork:
         return client, protocol
 
     def opened(self, transport: SimTransport) -> None:
-        """Counts a transport among those that a reset can hit."""
+        """Adds a transport to the ones that a fault can break."""
         self._live[transport] = None
 
     def closed(self, transport: SimTransport) -> None:
-        """Forgets a transport that is over."""
+        """Removes a transport that has ended."""
         self._live.pop(transport, None)
 
 

@@ -1,11 +1,11 @@
-"""Simulated machines and processes, and the errors that end a run which does not end by itself.
+"""Simulated machines and processes, and the errors that stop a run that would not end.
 
 Each callback belongs to one process and to one of its lives.
 
 Invariant: a callback runs only in the life of the process that made it. Killing a process begins a
-new generation, so that all callbacks, timers and messages of the old one are void. A task's
-process is kept in its context, so that a future which one process completes wakes the tasks of
-another one there, not here.
+new generation, so that all callbacks, timers and messages of the old one are void. The process of a
+task is kept in the task's context. So if one process completes a future, a task of another process
+that waits for it wakes in its own process.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class SimDeadlock(Exception):
 
 
 class SimLivelock(Exception):
-    """The run passed its limit of steps or of virtual time without ending, or one callback its
-    limit of processor time.
+    """The run passed its limit of steps or of virtual time without ending, or one callback passed
+    its limit of processor time.
     """
 
 
@@ -52,12 +52,12 @@ class Orphan(Protocol):
     """An object that the kernel cleans up when a process dies: a connection or a listener."""
 
     def process_died(self, power: bool) -> None:
-        """Lets the other side know, unless the whole machine lost power and cannot."""
+        """Notifies the other side, unless the whole machine has lost power (`power`)."""
         ...
 
 
 class SimHandle(asyncio.TimerHandle):
-    """A callback that belongs to a process and to one of its lives."""
+    """A callback that belongs to one life of a process."""
 
     __slots__ = ("generation", "process")
 
@@ -80,7 +80,7 @@ class SimMachine:
         self.name = name
         self.up = True
         self.clock_ms = 0
-        """Lead of its wall clock, in ms.
+        """Number of ms by which the machine's wall clock is ahead of the loop's.
 
         A fault may change the lead in both directions during the run.
         """
@@ -89,7 +89,7 @@ class SimMachine:
 
 
 class Life(enum.Enum):
-    """Whether a process runs."""
+    """The state of a simulated process."""
 
     NEW = "new"
     RUNNING = "running"
@@ -122,7 +122,7 @@ class SimProcess:
         self.context = Context()
 
     def begin_life(self) -> None:
-        """Starts to run, in a fresh context that names this life as the owner."""
+        """Marks the process as running, with a fresh context in which `OWNER` is this life."""
         self.life = Life.RUNNING
         self.context = copy_context()
         self.context.run(OWNER.set, (self, self.generation))

@@ -127,16 +127,17 @@ FRAMES_SHOWN = 12
 
 
 class Interrupted(BaseException):
-    """Interrupts a callback that does not end.
+    """Raised inside a callback that does not end, to interrupt it.
 
-    It is no Exception, because an endless loop may catch every Exception.
+    It is not a subclass of Exception, because an endless loop may catch every Exception.
     """
 
 
 @contextmanager
 def watchdog(loop: SimLoop, limit_s: float) -> Iterator[None]:
     """Fails the run of `loop` with SimLivelock, which shows the stack, when one callback takes too
-    much processor time. A check each `limit_s` ends a callback after one to two times `limit_s`.
+    much processor time. It checks once per `limit_s`, so a callback is ended after one to two times
+    `limit_s`.
 
     The timer's signal reaches the main thread only. On other threads nothing is watched.
     """
@@ -183,7 +184,8 @@ _PASS = (
     "importlib", "_frozen_importlib", "zipimport", "linecache", "traceback", "logging", "warnings",
     "inspect", "tokenize", "_pytest", "pluggy", "coverage", "pdb", "bdb",
 )  # fmt: skip
-"""Modules whose own access to the machine is no business of a simulation."""
+"""Modules that may access the real machine, for imports, tracebacks, logging and the test runner.
+"""
 
 _fenced_loop: SimLoop | None = None
 _installed = False
@@ -211,7 +213,9 @@ def fenced(loop: SimLoop) -> Iterator[None]:
 
 @contextmanager
 def _guard(owner: object, name: str, event: str) -> Iterator[None]:
-    """Makes calls of a function count as an audit event, because it raises none itself."""
+    """Treats calls of a function as the audit event `event`, because the function raises none
+    itself.
+    """
     real = getattr(owner, name)
 
     def guarded(*args: Any) -> object:  # Any: the arguments of the real function.
@@ -244,8 +248,8 @@ def _refuse(event: str, subject: object) -> None:
 
 
 def _is_simulated(frame: FrameType | None) -> bool:
-    """Returns whether a callback of the loop is running, and no code of the simulation that the
-    callback has called.
+    """Returns whether `frame` was called by a callback of the loop, not through a module of
+    `_PASS`.
     """
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""

@@ -4,8 +4,8 @@ Bytes of a connection arrive in order and unbroken, but cut anywhere, after any 
 further than the receiver's window allows. Packets that cannot pass are sent again with a growing
 pause until the sender gives up; a reset, or a process that died, breaks the connection.
 
-Invariant: a connection never loses, doubles or reorders a byte that it delivers. What it may do is
-end early.
+Invariant: a connection never loses, doubles or reorders a byte that it delivers. It may only end
+early.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Links(Protocol):
 
 
 class SimTransport(asyncio.Transport):
-    """One end of a connection: a send buffer, the packets under way to the peer, and what the
-    peer's reads release.
+    """One end of a connection: the send buffer, the packets under way to the peer, and the received
+    bytes that the process has not read.
 
     The part that stands for the kernel (`_arrive`, `_pump`) works independently of the process; the
     part that calls the protocol runs as a callback of the process.
@@ -227,8 +227,8 @@ class SimTransport(asyncio.Transport):
     # Sending: the kernel's side.
 
     def _pump(self) -> None:
-        """Moves bytes from the send buffer to the wire, as the peer's window allows, then the
-        end of the stream.
+        """Sends bytes from the send buffer, as far as the peer's window allows, and then the end of
+        the stream if the connection is closing.
         """
         options, rng, unsent = self.network.options, self.network.rng, self._unsent
         while unsent and self._in_flight < options.window_bytes and not self._gone:
@@ -271,8 +271,8 @@ class SimTransport(asyncio.Transport):
             self._loop.kernel_at(when, self._arrive)
 
     def _arrive(self) -> None:
-        """Hands the packets that are due to the peer's kernel, or holds them while they cannot
-        pass.
+        """Delivers the packets that are due to the peer, or holds all packets back while they
+        cannot pass.
         """
         self._arrival_set = False
         now, wire = self._loop.time(), self._wire
@@ -298,8 +298,8 @@ class SimTransport(asyncio.Transport):
             self._set_arrival(wire[0][0])
 
     def released(self, length: int) -> None:
-        """Notes that the peer's process read `length` bytes, and uses the window that is free
-        again.
+        """Notes that the peer's process has read `length` bytes, and sends more into the window
+        that this frees.
         """
         self._in_flight -= length
         self._pump()
@@ -374,7 +374,9 @@ class SimTransport(asyncio.Transport):
     # Beginning and end.
 
     def accept(self, listener: OpenPort) -> None:
-        """Gives the server's process its protocol, unless the port was closed meanwhile."""
+        """Makes the server's protocol for a new connection, or resets the connection if the port
+        was closed meanwhile.
+        """
         if self._gone:
             return
         if listener.is_serving():
@@ -423,7 +425,9 @@ class SimTransport(asyncio.Transport):
         self.network.closed(self)
 
     def process_died(self, power: bool) -> None:
-        """The kernel closes the socket of a killed process; without power there is no kernel."""
+        """Closes the socket as the kernel does for a killed process. After a loss of power
+        (`power`) nothing is sent, and packets under way may be lost.
+        """
         if power:
             # What had left the machine arrives, what had not is lost; until power is back nothing
             # is answered.
