@@ -114,11 +114,11 @@ _MODULES = {
     "RollPolicy": "files.parts",
     "SchemaRegistry": "formats.registry",
 }
-"""Module of each function, and of the classes for `roll=` and `registry=`.
+"""Module of each connector function, and of the classes for `roll=` and `registry=`.
 
-No module has the name of a function, because importing it would replace the function by the module.
-One connector is in a higher layer, with the session that it needs. This package imports it only
-when a program uses it.
+No module has the name of a function, because importing the module would replace the function. One
+connector is in a higher layer, beside the session that it needs. This package imports it only when
+a program uses it.
 """
 
 

@@ -1,7 +1,7 @@
-"""Checks of the arguments of connectors, made when the user's program calls the connector.
+"""Checks the arguments of connectors when the user's program calls the connector.
 
-Each check raises a GraphError that begins with `place`, the call as the user wrote it, and names
-the argument. A malformed duration is a ValueError or TypeError, as in the rest of the library.
+Each check raises a GraphError that begins with `place`, the text of the user's call, and names the
+argument. A malformed duration is a ValueError or TypeError, as in the rest of the library.
 
 `on_error=` says how input that cannot be decoded is handled: it fails the job, is skipped, or goes
 to a side output.
@@ -60,7 +60,7 @@ PORT_MAX = 65_535
 def checked_whole(
     value: Any, name: str, place: str, least: int = 1, most: int | None = None
 ) -> int:
-    """Returns `value` as a whole number from `least` to `most`."""
+    """Returns `value` if it is an int from `least` to `most`. Otherwise raises GraphError."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or value < least or (most is not None and value > most):
         expected = (
@@ -73,7 +73,9 @@ def checked_whole(
 
 
 def checked_seconds(value: Duration, name: str, place: str, *, may_be_zero: bool = False) -> float:
-    """Returns a duration in seconds."""
+    """Returns the duration `value` in seconds. Raises GraphError if it is negative, or 0 unless
+    `may_be_zero`.
+    """
     seconds = to_seconds(value, name)
     if seconds < 0 or (seconds == 0 and not may_be_zero):
         raise GraphError(
@@ -84,16 +86,15 @@ def checked_seconds(value: Duration, name: str, place: str, *, may_be_zero: bool
 
 
 def checked_text(value: Any, name: str, place: str) -> str:
-    """Returns `value`, which must be a text that is not empty."""
+    """Returns `value` if it is a non-empty text. Otherwise raises GraphError."""
     if not isinstance(value, str) or not value:
         raise GraphError(f"{place}: {name} is {value!r}, expected a text that is not empty")
     return value
 
 
 def checked_encoding(value: Any, place: str) -> str:
-    """Returns the text encoding `value`, or raises GraphError if its line end is not a single byte.
-
-    The byte must be the same as in ASCII.
+    """Returns `value` if it names a text encoding that encodes line ends as ASCII does. Otherwise
+    raises GraphError.
     """
     try:
         # utf-8-sig puts a byte order mark before a text, so only the end is compared.
@@ -129,7 +130,9 @@ def checked_columns(value: Sequence[str] | None, place: str) -> list[str] | None
 
 
 def checked_options(value: Mapping[str, Any] | None, name: str, place: str) -> dict[str, Any]:
-    """Returns a mapping with text keys. Errors do not show its values, which may be secret."""
+    """Returns the mapping `value` as a dict with text keys. Errors do not show its values, which
+    may be secret.
+    """
     given: object = {} if value is None else value
     if not isinstance(given, Mapping):
         raise GraphError(
@@ -143,7 +146,9 @@ def checked_options(value: Mapping[str, Any] | None, name: str, place: str) -> d
 
 
 def checked_headers(value: Mapping[str, str] | None, place: str) -> dict[str, str]:
-    """Returns HTTP headers. Errors do not show their values, which may be secret."""
+    """Returns the HTTP headers `value` as a dict. Errors do not show their values, which may be
+    secret.
+    """
     headers = checked_options(value, "headers", place)
     for name, content in headers.items():
         if not isinstance(content, str):
@@ -191,11 +196,12 @@ OnError = str | OutputTag[Any]
 """Handling of a malformed element: "fail", "skip", or the side output that gets it as `Failed`."""
 
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
-"""Errors of reading a malformed value: msgspec's errors, text of another encoding, numbers that are
-too large, and values that are nested too deep."""
+"""Errors raised for a malformed value: msgspec's errors, wrongly encoded text, numbers that are too
+large, and values that are nested too deep.
+"""
 
 _BETWEEN = re.compile(r"\s*,\s*(?=\w+://|[^@]*$)")
-"""The commas between servers. Other commas belong to a password."""
+"""Matches the commas between servers, but no comma inside a password."""
 
 logger = logging.getLogger(__name__)
 
@@ -213,9 +219,7 @@ def checked_on_error(on_error: Any, connector: str) -> OnError:
 
 
 class Malformed:
-    """The handler of the malformed elements of one reader; `on_error` decides what happens to
-    them.
-    """
+    """Handles the malformed elements of one reader as `on_error` says."""
 
     def __init__(self, ctx: SourceContext, on_error: OnError) -> None:
         self._ctx = ctx
@@ -231,7 +235,7 @@ class Malformed:
     def report(self, value: bytes, message: str, error: Exception) -> None:
         """Reports a malformed element; `message` names the fault and its location.
 
-        Raises MalformedInput if the job is to fail.
+        Raises MalformedInput if `on_error` is "fail".
         """
         if self._on_error == "fail":
             raise MalformedInput(
@@ -252,8 +256,8 @@ class Malformed:
 
 
 def one_or_more(given: Any) -> list[Any]:
-    """Returns the items of the iterable `given` as a list. A text, or an object that is not
-    iterable, is itself the only item. The caller checks the types.
+    """Returns the items of the iterable `given` as a list. If `given` is a text or is not iterable,
+    it is the only item. The caller checks the types.
     """
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 

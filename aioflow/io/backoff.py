@@ -1,5 +1,5 @@
-"""Delays between attempts to connect: each is twice as long as the last, with jitter, so that many
-clients do not reconnect at once.
+"""Delays between attempts to connect. Each delay is twice as long as the last. Jitter keeps many
+clients from reconnecting at once.
 
 If a connection fails again and again, a warning is logged at the first failure, and later at
 growing intervals.
@@ -27,7 +27,7 @@ T = TypeVar("T")
 MAX_BACKOFF_S = 30.0
 
 START_PATIENCE_S = 30.0
-"""Time for which the start of a source or a sink tries to reach its server."""
+"""Time for which a source or sink tries to reach its server when it starts."""
 
 START_BACKOFF_S = 0.1, 2.0
 """Shortest and longest delay between two attempts at the start."""
@@ -45,8 +45,8 @@ def _unexplained(error: Exception) -> None:
 
 
 class Backoff:
-    """The delays between the attempts to connect of one connection. The caller calls `reset` after
-    a success.
+    """The delays between one connection's attempts to connect. The caller calls `reset` after a
+    success.
     """
 
     def __init__(self, rng: Rng, first: Duration = "100ms", max_s: float = MAX_BACKOFF_S) -> None:
@@ -61,9 +61,9 @@ class Backoff:
         self._log_backoff = None
 
     def failed(self, subject: object, error: BaseException, then: str = "connecting again") -> None:
-        """Logs that `subject`, a source or a sink, has no connection for now.
+        """Logs that an attempt of `subject`, a source or a sink, to connect has failed.
 
-        `then` is the part of the message that says what the subject does next.
+        `then` is the part of the log message that says what the subject does next.
         """
         if self._log_backoff is None:
             self._log_backoff = LogBackoff()
@@ -75,7 +75,7 @@ class Backoff:
     def ended(self, subject: object) -> None:
         """Notes that the peer has ended the connection of `subject`.
 
-        If this happens twice in a row without any data delivered, the connection counts as failed.
+        If this happens twice in a row without any data received, a failure is logged.
         """
         if self.tries:
             self.failed(
@@ -90,9 +90,9 @@ class Backoff:
         explained: Callable[[Exception], BaseException | None] = _unexplained,
         then: str = "connecting again",
     ) -> T:
-        """Returns the result of `attempt`, which is tried again while the server is away.
+        """Returns the result of `attempt`, which is retried while `is_away` is true for its error.
 
-        `explained` returns the error that says more than another one, or None.
+        `explained` returns a more helpful error to raise instead of a given one, or None.
         """
         while True:
             try:
@@ -112,9 +112,9 @@ class Backoff:
         reconnect: bool,
         errors: tuple[type[Exception], ...],
     ) -> None:
-        """Awaits `attempt` again and again, until its result is true.
+        """Awaits `attempt` until its result is true, again after each of `errors`.
 
-        Without `reconnect`, `attempt` is awaited once.
+        If `reconnect` is false, `attempt` is awaited only once.
         """
         while True:
             try:
@@ -142,11 +142,11 @@ async def reached(
     rng: Rng | None = None,
     explained: Callable[[Exception], BaseException | None] = _unexplained,
 ) -> T:
-    """Returns the result of `connect`, which is tried again while the server is away.
+    """Returns the result of `connect`, which is retried while `is_away` is true for its error.
 
-    A server may start at the same time as the job. After `START_PATIENCE_S` the last error is
-    raised, or its explanation. Warnings come at growing intervals. Without `rng`, the delays have
-    no jitter.
+    The retries allow for a server that starts at the same time as the job. After `START_PATIENCE_S`
+    the last error is raised, or the error that `explained` returns for it. Warnings come at growing
+    intervals. Without `rng`, the delays have no jitter.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + START_PATIENCE_S

@@ -1,4 +1,4 @@
-"""Changes of the rows of a database's tables, as `postgres_changes` and `mysql_changes` read them.
+"""Changes of rows in database tables, as `postgres_changes` and `mysql_changes` read them.
 
 A `Change` is the effect of one statement on one row, or on a whole table. An `Upsert` is the latest
 row of a key, or the deletion of that row. Sinks of tables write upserts with `mode="upsert"`.
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 ChangeKind = Literal["read", "insert", "update", "delete", "truncate"]
-"""The event of a row. "read" is a row of the snapshot at the beginning."""
+"""The kind of a change. "read" is a row of the snapshot at the beginning."""
 
 
 class Change(msgspec.Struct, Generic[T], frozen=True):
@@ -50,8 +50,8 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     table: str
     """The table, as `tables=` names it."""
     key: dict[str, Any]
-    """The key of the row before the change, by column; for a new row, the key of that row. Empty
-    for a table without a key, and for "truncate".
+    """The key of the row before the change, or of the inserted row, by column. Empty for a table
+    without a key, and for "truncate".
     """
     before: T | None
     """The row before the change, if the server's log has all of it. Otherwise None."""
@@ -147,7 +147,7 @@ class ChangesConfig:
     dsn: str
     tables: list[str]
     make: Callable[[dict[str, Any]], Any] | None
-    """Makes a row of a dict."""
+    """Makes a row from a dict of its columns. None leaves it a dict."""
     snapshot: bool
     until: str | None
     backoff: Duration
@@ -162,9 +162,9 @@ class ChangesConfig:
         backoff: Duration,
         on_error: OnError,
     ) -> tuple[str, list[str], Callable[[dict[str, Any]], Any] | None]:
-        """Returns the call as the user wrote it, the tables, and what makes a row.
+        """Returns the text of the user's call, the tables, and the function for `make`.
 
-        Raises GraphError naming an argument that does not fit.
+        Raises GraphError naming an invalid argument.
         """
         names = one_or_more(tables)
         place = f"{name}(..., {', '.join(map(repr, names))})"

@@ -1,9 +1,10 @@
-"""Conversion of rows of texts and of bodies of messages into values.
+"""Converts rows of texts and message bodies into values.
 
 The fields of a user's type (dataclass, NamedTuple, Struct, Pydantic model, attrs class) are found
 here, and rows of texts become values of the type. Pydantic validates values of its models.
 
-Bodies of messages are decoded into values, and values encoded as bodies: JSON, text or bytes.
+Message bodies are decoded into values, and values are encoded as message bodies: JSON, text or
+bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def is_namedtuple(type_: Any) -> bool:
 
 
 def is_model(type_: Any) -> bool:
-    """Returns whether `type_` is a class of Pydantic models."""
+    """Returns whether `type_` is a Pydantic model class."""
     return isinstance(type_, type) and kind_of(type_) is Kind.PYDANTIC
 
 
@@ -73,13 +74,13 @@ def _is_attrs(type_: Any) -> bool:
 
 
 def _attrs_inputs(type_: Any) -> dict[str, str]:
-    """Returns the name of each field of an attrs class by the name that its `__init__` gives it."""
+    """Maps each parameter name of an attrs class's `__init__` to the name of its field."""
     return {field.alias: field.name for field in type_.__attrs_attrs__}
 
 
 def model_fields(model: Any) -> dict[str, Any]:
-    """Returns the fields of a Pydantic model by the names that they have in its input; of several
-    names, by the first.
+    """Returns the fields of a Pydantic model by their names in its input. A field with several
+    names is under the first.
     """
     return {
         _input_names(model, name, field)[0]: field for name, field in model.model_fields.items()
@@ -97,8 +98,9 @@ def _input_names(model: Any, name: str, field: Any) -> list[str]:
 
 
 def model_maker(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns `validate`, a method of a model, with its errors as msgspec's: one line, with the
-    place of each.
+    """Wraps `validate`, a Pydantic model's method, so that it raises msgspec.ValidationError.
+
+    The message is one line that locates each fault.
     """
     # Pydantic is imported already, because the program uses one of its models.
     from pydantic import ValidationError
@@ -119,8 +121,8 @@ def model_maker(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def renaming_maker(type_: Any, strict: bool = True) -> Callable[[Any], Any] | None:
     """Returns a function that makes a value of `type_` from decoded JSON.
 
-    Fields of attrs classes, nested ones too, may have the names of `__init__`, such as `x` for
-    `_x`. Returns None if all names are those of the fields.
+    In the JSON, fields of attrs classes, also of nested ones, are named as the parameters of
+    `__init__`, such as `x` for `_x`. Returns None if these names are the field names everywhere.
     """
     aliases = _aliases_in(type_)
     if not aliases:
@@ -144,8 +146,8 @@ def renaming_maker(type_: Any, strict: bool = True) -> Callable[[Any], Any] | No
 
 @lru_cache(1_024)
 def _aliases_in(type_: Any) -> dict[str, str]:
-    """Returns the names of `__init__` by the names of the fields, of all attrs classes that values
-    of `type_` may hold. Fields with one name are left out.
+    """Maps field names to parameter names of `__init__`, for all attrs classes that values of
+    `type_` may hold. Fields whose two names are equal are left out.
     """
     aliases: dict[str, str] = {}
     for cls in _classes_in(type_):
@@ -186,13 +188,13 @@ def _annotations(cls: Any) -> dict[str, Any]:
 
 
 Renamer = Callable[[Any], Any]
-"""Returns what JSON holds with the names of the fields."""
+"""Returns decoded JSON with attrs parameter names replaced by field names."""
 
 
 def _renamer(hint: Any, known: dict[type[Any], list[Renamer]]) -> Renamer | None:
-    """Returns the renamer for values of `hint`, or None if they need none.
+    """Returns the renamer for values of `hint`, or None if no name differs.
 
-    `known` holds the renamers of the classes around, because a class may hold itself.
+    `known` holds the renamers of the enclosing classes, because a class may contain itself.
     """
     if not _aliases_in(hint):
         return None
@@ -243,7 +245,7 @@ def _fields_renamer(cls: Any, known: dict[type[Any], list[Renamer]]) -> Renamer:
 
 
 def field_names(type_: Any) -> list[str]:
-    """Returns the names of the fields of a type as its input has them. Raises TypeError for a type
+    """Returns the names that the fields of a type have in its input. Raises TypeError for a type
     without fields.
     """
     if is_namedtuple(type_):
@@ -277,8 +279,8 @@ def fields_of_value(value: Any) -> list[str] | None:
 
 
 def hints_of(type_: Any) -> dict[str, Any]:
-    """Returns the annotation of each field by its Python name, and of a Pydantic model or an attrs
-    class by its name in the input.
+    """Returns the annotation of each field by the field's Python name. For a Pydantic model or an
+    attrs class, the names are those in its input.
     """
     if is_model(type_):
         return {name: field.annotation for name, field in model_fields(type_).items()}
@@ -292,7 +294,7 @@ def hints_of(type_: Any) -> dict[str, Any]:
 def certain_hints_of(type_: Any) -> dict[str, Any]:
     """Returns the annotation of each field, as `hints_of`, or None for an uncertain field.
 
-    A field is uncertain if its default may be no value of the annotation, as in `x: float = None`.
+    A field is uncertain if its default may not match the annotation, as in `x: float = None`.
     Decoders do not check the defaults of dataclasses and Structs.
     """
     defaults = {} if is_namedtuple(type_) else _defaults(type_)
@@ -316,8 +318,8 @@ def without_none(hint: Any) -> Any:
 def struct_like(type_: Any) -> type[msgspec.Struct] | None:
     """Returns a Struct that is decoded like `type_`, but faster.
 
-    `type_(*values)` makes the same record from its values. Returns None if there is no such Struct:
-    the type runs code of its own when it is made, or has fields that cannot be given by position.
+    `type_(*values)` makes the record from the values of the decoded Struct. Returns None if the
+    type runs its own code in its constructor, or has fields that cannot be passed by position.
     """
     try:
         hints = hints_of(type_)
@@ -361,7 +363,7 @@ def _defaults(type_: Any) -> dict[str, Any]:
 
 
 def _default_factories(type_: Any) -> dict[str, Callable[[], Any]]:
-    """Returns a function for each field with a default, which makes the value of a missing field.
+    """Returns a function for each field with a default. The function makes the default value.
 
     Raises ValidationError for a default that `namedtuple_from` refuses.
     """
@@ -419,10 +421,10 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
 
 
 def namedtuple_reader(type_: Any) -> Callable[[bytes | str], Any]:
-    """Returns a function that reads a NamedTuple of JSON: of an object, or of an array.
+    """Returns a function that reads a NamedTuple from JSON: from an object or an array.
 
-    A number in a field of Decimal keeps all its digits, if `are_plain` holds for the fields. It
-    would lose them if JSON became floats first.
+    A number for a Decimal field keeps all its digits if `are_plain` holds for the fields. It would
+    lose digits if it were decoded as a float first.
     """
     # msgspec decodes a NamedTuple from an array, but JSON contains objects more often.
     read, make = msgspec.json.Decoder().decode, namedtuple_from(type_)
@@ -449,7 +451,9 @@ def namedtuple_reader(type_: Any) -> Callable[[bytes | str], Any]:
 
 
 def made_part(type: Any, value: Any) -> Any:
-    """Returns a Pydantic model inside a value of another type: a hook of msgspec."""
+    """Converts `value` to `type` if that is a Pydantic model. Passed to msgspec as `dec_hook`, for
+    models inside other types.
+    """
     return model_maker(type.model_validate)(value) if is_model(type) else value
 
 
@@ -457,7 +461,7 @@ def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
     """Returns a function that makes a value of `type_` from a dict of its fields. Returns None if
     `type_` is None or dict.
 
-    A bool may be 0 or 1, as databases store it. Raises TypeError for a type without fields.
+    A bool field accepts 0 and 1, as databases store it. Raises TypeError for a type without fields.
     """
     if type_ is None or type_ is dict:
         return None
@@ -494,11 +498,13 @@ def row_converter(
 ) -> Callable[[Sequence[str]], Any]:
     """Returns a function that makes a value of `type_` from a row of texts with these `columns`.
 
-    Texts are converted by the annotations of `type_`. An empty text stays a text; for another type
-    it is None if the field allows None, else the field's default. Columns without a field are
-    skipped. A Pydantic model with a validator that may rename its input gets all columns instead,
-    and says itself which one is missing. The function raises msgspec.ValidationError. `called` and
-    `remedy` are words of the error for missing fields.
+    Texts are converted by the annotations of `type_`. An empty text stays as it is in a field that
+    accepts text. In any other field it becomes None if the field allows None, else the field's
+    default. Columns without a field are skipped.
+
+    A Pydantic model with a validator that may rename its input gets all columns instead, and
+    reports missing ones itself. The function raises msgspec.ValidationError. `called` and `remedy`
+    are used in the message of the TypeError for missing fields.
     """
     names = field_names(type_)
     hints = hints_of(type_)
@@ -547,7 +553,7 @@ def row_converter(
 
 
 def _field_names_of(type_: Any, columns: Sequence[str]) -> Sequence[str]:
-    """Returns `columns` with the alias of a field in place of its other names."""
+    """Replaces each name of a field in `columns` by the field's first name in the input."""
     if is_model(type_):
         known = {
             other: accepted[0]
@@ -566,9 +572,9 @@ def _namedtuple_converter(
     make_dict: Callable[[Sequence[str]], dict[str, Any]],
     order: Sequence[int] | None,
 ) -> Callable[[Sequence[str]], Any]:
-    """Returns the converter of rows to a NamedTuple.
+    """Returns a function that converts a row of texts to the NamedTuple `type_`.
 
-    `order` has the column of each field, or is None if a field has no column.
+    `order` has the index of each field's column, or is None if a field has no column.
     """
     convert, hints = msgspec.convert, hints_of(type_)
     all_hints = [hints.get(name, Any) for name in field_names(type_)]
@@ -591,7 +597,9 @@ def _namedtuple_converter(
     whole = tuple[tuple(all_hints)]  # type: ignore[misc, valid-type]
 
     def make_whole(row: Sequence[str]) -> Any:
-        """Converts all fields at once. Empty and wrong texts are converted by field."""
+        """Converts all fields at once. Rows with an empty or invalid text are converted
+        by field.
+        """
         texts = [row[i] for i in order]
         if "" not in texts:
             try:
@@ -604,7 +612,9 @@ def _namedtuple_converter(
 
 
 def _renames(model: Any) -> bool:
-    """Returns whether a validator of a Pydantic model sees the input first, and may rename it."""
+    """Returns whether a Pydantic model has a validator that sees the raw input and may rename its
+    fields.
+    """
     validators = model.__pydantic_decorators__.model_validators.values()
     return any(one.info.mode in ("before", "wrap") for one in validators)
 
@@ -640,15 +650,16 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def are_scalars(hints: Iterable[Any]) -> bool:
-    """Returns whether each annotation is int, float, str, bool, or a choice of these and None."""
+    """Returns whether each annotation is int, float, str, bool, or a union of these and None."""
     return all(member in _SCALARS for hint in hints for member in _members(hint))
 
 
 def are_plain(hints: Iterable[Any]) -> bool:
-    """Returns whether each annotation is that of a scalar, a Decimal, bytes, Any, a list or dict of
-    these, or a choice of these.
+    """Returns whether each annotation is a scalar, Decimal, bytes, Any, a list or dict of these, or
+    a union of these.
 
-    Their JSON gives equal values by way of a Struct and by way of a dict, up to digits of Decimals.
+    Decoding such fields into a Struct or into a dict gives equal values, except for digits of
+    Decimals.
     """
 
     def is_plain(hint: Any) -> bool:
@@ -712,10 +723,10 @@ def body_encoder(format: str, place: str) -> Callable[[Any], bytes]:
 
 
 def json_encoder(place: str) -> msgspec.json.Encoder:
-    """Returns an encoder of what msgspec supports, of Pydantic models as they dump themselves, and
-    of numpy's arrays and scalars.
+    """Returns an encoder for values that msgspec supports, Pydantic models, and numpy's arrays and
+    scalars.
 
-    The encoder raises TypeError naming `place` and the type for another value.
+    For any other value, the encoder raises TypeError naming `place` and the type.
     """
 
     def plain(value: Any) -> Any:
@@ -733,10 +744,11 @@ def json_encoder(place: str) -> msgspec.json.Encoder:
 
 
 def as_object(value: Any) -> Any:
-    """Returns a NamedTuple, or an object that holds private fields of attrs, as a dict.
+    """Returns a dict for a NamedTuple, or for a value that contains attrs objects with private
+    fields.
 
-    JSON writes the dict as an object. msgspec would write a NamedTuple as an array, and would leave
-    out private fields, nested ones too. Returns other values unchanged.
+    So JSON has an object. msgspec would write a NamedTuple as an array, and would omit private
+    fields. Returns other values unchanged.
     """
     cls: Any = type(value)
     if hasattr(value, "_asdict"):
@@ -747,12 +759,12 @@ def as_object(value: Any) -> Any:
 
 @lru_cache(1_024)
 def holds_private(cls: Any) -> bool:
-    """Returns whether objects of `cls` hold objects of attrs with private fields."""
+    """Returns whether objects of `cls` may contain attrs objects with private fields."""
     return any(name.startswith("_") for name in _aliases_in(cls))
 
 
 def _plain(value: Any) -> Any:
-    """Returns `value` with each object that holds private fields as a dict."""
+    """Returns `value` with each object that has private attrs fields inside replaced by a dict."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, (list, set, frozenset)) or type(value) is tuple:
@@ -770,7 +782,9 @@ def _plain(value: Any) -> Any:
 
 
 def lines_of_objects(data: bytes) -> int | None:
-    """Returns the number of lines if each begins with `{` and ends with `}`, otherwise None."""
+    """Returns the number of lines in `data` if each line begins with `{` and ends with `}`,
+    otherwise None.
+    """
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     borders = data.count(b"}\n{") + (data.count(b"}\r\n{") if b"\r" in data else 0)
     if (

@@ -1,6 +1,8 @@
-"""Frames: tables of pandas, polars and Arrow as sources, and elements of a stream as a table.
+"""Reads pandas, polars and Arrow tables (frames) as sources, and turns stream elements into a
+table.
 
-Everything goes through Arrow, in its C interface. A library is imported only if its frame is there.
+All data passes through Arrow's C interface. A library is imported only when one of its frames is
+given.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ __all__ = ["attribute_names", "frame_source", "is_frame", "table_of"]
 logger = logging.getLogger(__name__)
 
 _READ: WeakSet[Any] = WeakSet()
-"""Readers of record batches that a source has read to the end. Otherwise they look like readers of
-empty tables.
+"""Record batch readers that a source has consumed. Otherwise they would look like readers of empty
+tables.
 """
 
 
 def is_frame(what: object) -> bool:
-    """Returns whether `what` is a table for Arrow's C interface; a single column is none."""
+    """Returns whether `what` is a table that supports Arrow's C interface. A single column is not a
+    table.
+    """
     return (
         hasattr(type(what), "__arrow_c_stream__") or hasattr(type(what), "__arrow_c_array__")
     ) and (hasattr(what, "columns") or hasattr(what, "schema"))
@@ -37,8 +41,8 @@ def is_frame(what: object) -> bool:
 def frame_source(what: Any) -> ArrowTable:
     """Returns a source of the rows of a frame, as dicts.
 
-    Named levels of the index of a pandas frame are columns. A reader of record batches can be read
-    only once, so it is read now.
+    Named levels of a pandas index become columns. A record batch reader can be read only once, so
+    this call reads it.
     """
     named = f"{type(what).__name__} of {type(what).__module__.partition('.')[0]}"
     require_columns(f"flow.source({named})")
@@ -98,8 +102,8 @@ def frame_source(what: Any) -> ArrowTable:
 def table_of(rows: Sequence[Any], place: str) -> Any:
     """Returns elements as a pyarrow Table.
 
-    The columns are the keys of dicts, or the fields of records. Those of a tuple are f0, f1 and so
-    on, and that of any other element is `value`. A key that an element lacks is null.
+    The columns are the keys of dicts, or the fields of records. The columns of tuples are f0, f1
+    and so on. Any other element becomes one column `value`. A key that an element lacks is null.
     """
     require_columns(place)
     import pyarrow as pa
@@ -143,7 +147,9 @@ def _columns(rows: Sequence[Any], place: str) -> dict[str, list[Any]]:
 
 
 def attribute_names(kind: type) -> list[str] | None:
-    """Returns the names of the fields of a class of records; None for any other class."""
+    """Returns the field names of a record class (dataclass, NamedTuple and so on); None for any
+    other class.
+    """
     form = kind_of(kind)
     if form in (None, Kind.ENUM, Kind.TEXT):
         return None

@@ -1,5 +1,5 @@
-"""A source of elements that a function or expressions compute from their index, as fast as possible
-or at a fixed rate.
+"""A source whose elements a function or expressions compute from an index, as fast as possible or
+at a fixed rate.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["DatagenSource", "datagen"]
 T = TypeVar("T")
 
 NAP_S = 0.001
-"""Minimum sleep of a paced reader. At high rates it makes the elements of one sleep at once.
+"""Minimum sleep of a reader with a rate. At high rates, several elements are made after one sleep.
 """
 
 
 INDEX = "index"
-"""The field that expressions read."""
+"""The name of the field that expressions read the index from."""
 
 
 @overload
@@ -49,16 +49,16 @@ def datagen(
     *,
     splits: int = 1,
 ) -> DatagenSource[Any]:
-    """Returns a source that generates `fn(0), fn(1), ...`: `count` elements, or without end.
+    """Returns a source that generates `fn(0), fn(1), ...`: `count` elements, or infinitely many
+    without `count`.
 
     `rate` is the number of elements a second in total; None means as fast as possible. `fn` may be
     a dict of expressions of `af.col.index`. The elements are then dicts, made column by column if
     the next steps work on columns: `datagen({"user": af.col.index % 10, "value": af.col.index *
     0.5})`.
 
-    `splits` is the number of splits to which the indices are assigned in turn, for a source with
-    that parallelism. A restart continues with the index after the last one that the checkpoint
-    covers.
+    `splits` is the number of splits, which get the indices in turn; set it to the parallelism of
+    the source. A restart continues after the last index that the checkpoint covers.
     """
     return DatagenSource(fn, rate, count, splits)
 
@@ -121,7 +121,7 @@ class DatagenSource(BaseSource[T]):
     def with_columns(self) -> DatagenSource[T] | None:
         """Returns a copy of this source that emits columns, with the same positions.
 
-        Returns None if a function makes its elements.
+        Returns None if the elements are made by a function instead of expressions.
         """
         if not isinstance(self._fn, Mapping) or find_spec("numpy") is None:
             return None
@@ -131,7 +131,7 @@ class DatagenSource(BaseSource[T]):
 
     @property
     def why_rows(self) -> str:
-        """Returns why `with_columns` returns None, for `explain()`."""
+        """Returns the reason why `with_columns` returns None, for the output of `explain()`."""
         if isinstance(self._fn, Mapping):
             return "numpy is not installed: pip install 'aioflow[columns]'"
         return (
@@ -158,8 +158,8 @@ class DatagenSource(BaseSource[T]):
 def _columns_of(fields: Mapping[str, Any]) -> Callable[[range], Sequence[Any]]:
     """Returns a function that makes the elements of a range of indices as columns.
 
-    It makes rows instead if an expression cannot be computed on columns, so that an error names the
-    faulty element.
+    The function makes rows if an expression fails on columns, so that the error names the faulty
+    element.
     """
     import numpy as np
 

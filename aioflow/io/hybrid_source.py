@@ -1,13 +1,13 @@
-"""Reads one source to its end and goes on with another: `hybrid(first, then)`, for example files,
-then the live stream.
+"""Reads one source to its end, then another: `hybrid(first, then)`, for example files, then the
+live stream.
 
-One reader reads all splits of both, so that there is one position and one order: every element of
-`first` comes before each of `then`. The position holds the position of each split, and which of the
-two sources is being read. A function as `then` gets the end of `first`, and makes the source that
-begins there. The end is part of the position too, so a restore makes the same source again.
+One reader reads all splits of both sources, so every element of `first` comes before every element
+of `then`. The reader's position contains the position of each split, and which of the two sources
+is being read. If `then` is a function, it gets the end of `first`, and returns the source that
+begins there. The position also contains this end, so a restore makes the same source again.
 
-All waiting work (the switch, looking for new splits) is done in `wait`. So nothing of it happens
-between two polls or during a checkpoint. After Flink's HybridSource.
+All work that waits (the switch, the search for new splits) is done in `wait`. So none of it happens
+between two polls or during a checkpoint. Modelled on Flink's HybridSource.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HybridEnd(Generic[T]):
-    """The end of the first source of a hybrid one."""
+    """The end of the first source of a hybrid source."""
 
     last: T | None
     """The last element; None if there was none."""
@@ -60,9 +60,10 @@ def hybrid(
 ) -> HybridSource[T]:
     """Returns a source that reads `first` to its end, and then `then`.
 
-    Both are what `flow.source` takes, except a function as `then`: it gets the `HybridEnd` of
-    `first`, and returns the source to go on with. One subtask reads both, and the flow's
-    parallelism begins after it. `hybrid(hybrid(a, b), c)` reads three.
+    Both may be anything that `flow.source` accepts. If `then` is a function, it gets the
+    `HybridEnd` of `first`, and returns the second source. One subtask reads both sources; the
+    flow's parallelism applies from the next operator on. `hybrid(hybrid(a, b), c)` reads three
+    sources.
     """
     before = as_source(first)
     if not before.bounded and not isinstance(before, FunctionSource):
@@ -115,7 +116,9 @@ class HybridSource(BaseSource[T]):
 
     @property
     def bounded(self) -> bool:
-        """Whether the source ends by itself. Of a function's source nothing is known before."""
+        """Whether the source ends by itself. False if a function makes the second source, which is
+        not known before the run.
+        """
         return self.then is not None and self.then.bounded
 
     async def discover(self) -> list[Split]:
@@ -125,7 +128,9 @@ class HybridSource(BaseSource[T]):
         return HybridReader(ctx, self)
 
     def refuse_sink(self, sink: object) -> None:
-        """Raises GraphError if a part would find the files of `sink`, downstream of it."""
+        """Raises GraphError if one of the two sources would find the files that the downstream
+        `sink` writes.
+        """
         for part in self.parts:
             part.refuse_sink(sink)
 
@@ -144,7 +149,7 @@ class HybridReader(BaseReader[Any]):
         """Last element, number of elements and positions of the first source."""
         self._keeps_end = source.switch is not None
         self._looks: tuple[BaseSource[Any], float] | None = None
-        """The second source and the seconds between two looks for its splits."""
+        """The second source and the interval in seconds at which it is searched for new splits."""
         self._look_at_s = 0.0
         self._is_stopped = False
 
@@ -258,7 +263,7 @@ class HybridReader(BaseReader[Any]):
         return as_source(switch(HybridEnd(*self._end)))
 
     async def _switch(self, before: BaseReader[Any]) -> None:
-        """Goes on with the second source."""
+        """Switches to the second source; `before` is the reader of the first."""
         last, count, _ = self._end
         end = last, count, {id_: at for id_, at, _, _ in self.position(ONLY_SPLIT)[1]}
         self._end = end
@@ -289,7 +294,7 @@ class HybridReader(BaseReader[Any]):
         return self._looks is not None and self._ctx.host.clock.monotonic() >= self._look_at_s
 
     async def _look(self) -> None:
-        """Reads splits of the second source that did not exist before."""
+        """Searches the second source for new splits and opens them."""
         assert self._looks is not None and self._reader is not None
         source, every_s = self._looks
         self._look_at_s = self._ctx.host.clock.monotonic() + every_s

@@ -1,9 +1,8 @@
-"""The write-ahead journal of a source: accepted elements survive the death of the program.
-
-The source is `push` or `webhook`.
+"""The write-ahead journal of a `push` or `webhook` source: accepted elements survive a crash of the
+program.
 
 `put` returns when its element is on disk. Concurrent calls of `put` share one write and one fsync.
-A program that starts again reads the elements that no completed checkpoint covers. Files are
+After a restart, the program reads the elements that no completed checkpoint covers. Files are
 removed once a checkpoint covers all of their elements.
 
     <directory>/<index>     frames; each run, checkpoint and failed write begins a new file
@@ -12,7 +11,7 @@ removed once a checkpoint covers all of their elements.
               4 bytes  length of the content
               8 bytes  number of the first element
               8 bytes  position that a completed checkpoint covers
-              4 bytes  CRC-32 of these three; it distinguishes damage from a truncated frame
+              4 bytes  CRC-32 of the previous three; distinguishes damage from a truncated frame
               content  the elements, piece by piece: number, encoded values, timestamps or None
 
 Invariant: the written frames contain every element from the covered position on, in order. A crash
@@ -48,17 +47,20 @@ HEAD_BYTES = HEADER.size + 4
 FRAME_START = DIGEST_BYTES + HEAD_BYTES
 
 SECTOR = 512
-"""Size of the pieces that a disk writes whole. A loss of power may leave others as zeros."""
+"""Unit that a disk writes atomically. A loss of power may leave later sectors of a write as zeros.
+"""
 
 FRAME_BYTES = 8 * 1024 * 1024
-"""Size at which a frame ends, and the elements go on in another one."""
+"""Size of the values in a frame at which the next frame begins."""
 
 Element = tuple[int | None, Any]
-"""Timestamp in ms, or None, and value."""
+"""The timestamp in ms, or None, and the value."""
 
 
 _Piece = tuple[int, bytes, bytes | None]
-"""Number of elements, their values and their timestamps, each encoded as a batch."""
+"""Number of elements, the encoded batch of their values, and the encoded batch of their timestamps
+or None.
+"""
 
 
 class Earlier(Enum):
@@ -67,22 +69,24 @@ class Earlier(Enum):
     READ = "read"
     REMOVE = "remove"
     REFUSE = "refuse"
-    """The run is to begin without state, but the user has not allowed it to forget elements."""
+    """Raise an error if there are any: the run begins without state, and the user has not allowed
+    losing them.
+    """
 
 
 @dataclass(slots=True)
 class _File:
     path: str
     end: int
-    """Number after its last element."""
+    """The number that follows that of the file's last element."""
 
 
 class Journal:
     """The journal of one source in one run. All calls must come from one event loop.
 
-    `owner` names the source in errors. `beside`: the directory of all journals of the flow, and the
-    names in it that belong to its sources. If a journal of another name has elements, `load` raises
-    RestoreError: its source has another uid now, or is gone.
+    `owner` names the source in errors. `beside` has the directory of all journals of the flow, and
+    the names of the journals that belong to its sources. If another journal there has elements,
+    `load` raises RestoreError, because its source was removed or has a new uid.
     """
 
     def __init__(
@@ -111,7 +115,7 @@ class Journal:
         self._batch: asyncio.Future[None] | None = None
         """Done when `_pending` is on disk."""
         self._writing: asyncio.Future[None] | None = None
-        """Done when the write that runs is."""
+        """Done when the running write is on disk."""
         self._writer: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -120,10 +124,10 @@ class Journal:
     # Reading.
 
     async def load(self, host: Host, start: int) -> tuple[int, list[Element]]:
-        """Reads the elements from number `start` on, and begins to write.
+        """Reads the elements from number `start` on, and starts writing new elements.
 
-        Returns the number of the first one, and the elements. Raises RestoreError if an element is
-        missing or damaged, and CheckpointError if the directory cannot be used.
+        Returns the number of the first element read, and the elements. Raises RestoreError if an
+        element is missing or damaged, and CheckpointError if the directory cannot be used.
         """
         try:
             return await self._load(host, start)
@@ -289,10 +293,9 @@ class Journal:
         self._wake()
 
     async def written(self) -> None:
-        """Waits until all elements that were added before are on disk.
+        """Waits until all elements added so far are on disk.
 
-        Raises CheckpointError if the elements cannot be written; the next write includes them
-        again.
+        Raises CheckpointError if the elements cannot be written. The next write tries them again.
         """
         if self._batch is None and self._writing is None and self._pending:
             self._start_batch()  # The last write has failed before this call.
@@ -310,7 +313,7 @@ class Journal:
             self._wake()
 
     async def close(self) -> None:
-        """Writes all pending elements. Elements that were added before `load` are dropped."""
+        """Writes all pending elements. If `load` was never called, the elements are dropped."""
         while self._writer is not None:
             await wait_all([self._writer])
         if self._batch is not None:
@@ -398,7 +401,9 @@ class Journal:
         return frames
 
     async def _remove_covered(self, host: Host) -> bool:
-        """Removes the covered files. Returns whether there were any."""
+        """Removes the files whose elements are all covered by a checkpoint. Returns whether there
+        were any.
+        """
         covered = [file for file in self._files if file.end <= self._covered]
         if not covered:
             return False
@@ -417,7 +422,9 @@ def _is_sound(head: bytes) -> bool:
 
 
 def _ends_in_header(data: bytes, at: int) -> bool:
-    """Returns whether the header at `at` crosses sectors, and the later one was never written."""
+    """Returns whether the header at offset `at` spans two sectors, and the second was never
+    written.
+    """
     sector = (at // SECTOR + 1) * SECTOR
     return sector < at + FRAME_START and not any(data[sector:])
 

@@ -1,14 +1,14 @@
-"""Sources of plain Python objects: lists and other re-iterables, functions that return iterators.
-`as_source` converts the user's argument.
+"""Sources of plain Python objects: lists, other re-iterable objects, and functions that return
+iterators. `as_source` converts the user's argument to a source.
 
 An iterable is replayed by index. A function of one parameter `position` that yields `(value,
 position)` is replayed from the position of the last element that the checkpoint covers. Any other
-function is called again after a restart, so the elements of its former iterator are lost.
+function is called again after a restart. The rest of its former iterator is lost.
 
-A user's iterator is read outside of the event loop's own task: a plain iterator on its own thread,
-an async iterator in its own task. A plain iterator stays on one thread from its first step to its
-last, because its resources (a database connection) may demand that. Invariant: the thread checks
-between two steps whether it must stop, and it waits while the buffer is full.
+A plain iterator is read on its own thread, an async iterator in its own task. A plain iterator
+stays on one thread from its first step to its last, because its resources, such as a database
+connection, may be bound to a thread. Invariant: the thread checks between two steps whether it must
+stop, and waits while the buffer is full.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["FunctionReader", "FunctionSource", "IterableSource", "as_source"]
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 0.5
-"""Maximum time that `close` waits for a running step.
+"""Maximum time that `close` waits for a running step of the iterator.
 
 A step cannot be interrupted, and it may never end.
 """
@@ -59,8 +59,8 @@ class FunctionReader(BufferedReader):
     """A reader of the iterator that `function` returns.
 
     `replayable` means that the function takes the position and yields `(value, position)`.
-    `indexed` means that the iterator yields the same elements each time. Its position is then the
-    number of elements, and a restart skips as many.
+    `indexed` means that the iterator yields the same elements each time. The position is then the
+    number of elements read, and a restart skips that many elements.
     """
 
     def __init__(
@@ -138,8 +138,10 @@ class FunctionReader(BufferedReader):
                 await close()
 
     def _fill(self, make: Callable[[], Any] | None, skip: int) -> bool | AsyncIterator[Any]:
-        """Reads on the thread until the iterator ends, and returns True.
+        """Reads on the calling thread until the iterator ends, and returns True.
 
+        `make` returns the iterator, whose first `skip` elements are skipped. None continues the
+        current iterator. If `make` returns an async iterator, this method returns it unread.
         Returns False if the buffer is full and no other thread can empty it.
         """
         if make is not None:
@@ -261,13 +263,14 @@ T = TypeVar("T")
 ONLY_SPLIT = "0"
 
 TABLES_OF = frozenset({"pandas", "polars", "pyspark", "duckdb", "_duckdb"})
-"""Packages whose tables do not iterate over records."""
+"""Packages whose tables do not yield records when iterated."""
 
 
 def as_source(what: Any) -> BaseSource[Any]:
-    """Returns the source that `flow.source(what)` reads, with all of its optional parts.
+    """Returns `what` as a source, for `flow.source(what)`. Fills in the optional methods of a
+    source.
 
-    Raises GraphError for an object that cannot be read again or is no source.
+    Raises GraphError for an object that is no source, or that cannot be read a second time.
     """
     if isinstance(what, type):
         raise GraphError(
@@ -324,7 +327,7 @@ def as_source(what: Any) -> BaseSource[Any]:
 
 
 def _to_read(what: object) -> str:
-    """Returns advice on how to read a file if `what` may be the name of a file."""
+    """Returns a hint on how to read a file if `what` may be a file name."""
     from aioflow.advice.hints import reader_hint
 
     return (
@@ -336,14 +339,14 @@ class IterableSource(BaseSource[T]):
     """A source of the elements of an object that can be iterated again. It has one split, whose
     position is the index of the next element.
 
-    Lists, tuples and ranges are sliced. Sets and mappings are copied at once, because their order
-    must be the same when they are read again. Any other iterable is iterated in the executor, since
-    its iterator may block.
+    Lists, tuples and ranges are sliced. Sets and mappings are copied immediately, because their
+    order must be the same when they are read again. Any other iterable is iterated in the executor,
+    since its iterator may block.
     """
 
     bounded = True
     parallelism_max = 1
-    """One split, read by one subtask: the flow's parallelism begins after it."""
+    """One subtask reads the one split. The flow's parallelism applies from the next operator on."""
 
     def __init__(self, items: Iterable[T]) -> None:
         if isinstance(items, Iterator):
@@ -412,11 +415,11 @@ class _SliceReader(BaseReader[T]):
 class FunctionSource(BaseSource[T]):
     """A source that reads the iterator that `function` returns when it is called in the subtask.
 
-    A plain iterator is read on a thread; it may also be an async iterator. A parameter called
-    `position` makes the source replayable: it is None at first, later the position yielded with the
-    last element that the checkpoint covers. Whether the iterator ever ends is unknown, so the
-    source counts as unbounded: leaving `flow.run()` stops it, with a warning. `job.wait()`,
-    `flow.execute()` and `af.run` read it to its end.
+    A plain iterator is read on a thread, an async iterator in a task. A parameter called `position`
+    makes the source replayable. Its argument is None at first. After a restore it is the position
+    that was yielded with the last element that the checkpoint covers. The source counts as
+    unbounded, because its iterator may never end: leaving `flow.run()` stops it, with a warning.
+    `job.wait()`, `flow.execute()` and `af.run` read it to its end.
     """
 
     bounded = False

@@ -1,15 +1,15 @@
 """A source into which a program puts elements itself: `await job.input(stream).put(value)`.
 
-A flow may run several times at once, so each run has an inlet of its own: the object that accepts
-the elements. The code that starts a run replaces the source by `source.for_run()` and keeps
-`.inlet` for the job handle. A `webhook` puts the bodies of its requests into such an inlet too.
+A flow may run several times at once, so each run has its own inlet, the object that accepts
+elements. The code that starts a run replaces the source by `source.for_run()` and keeps `.inlet`
+for the job handle. A `webhook` puts the bodies of its requests into such an inlet too.
 
 Invariant: the inlet numbers the elements that it accepts. If the job may restart, the inlet keeps
 the elements that no completed checkpoint covers, and a restarted reader replays them. Without
-checkpoints that is every element of the run. If the job may not restart, an element is forgotten
-once it was polled. With checkpoints at most `uncovered` elements are kept. At that bound `put`
-waits until a checkpoint completes. If the checkpoints are in a local directory, the journal beside
-them holds the kept elements too: another program reads them after this one has died (`io.journal`).
+checkpoints it keeps every element of the run. If the job may not restart, the inlet drops an
+element once it was polled. With checkpoints it keeps at most `uncovered` elements. At this bound
+`put` waits until a checkpoint completes. If the checkpoints are in a local directory, the journal
+beside them holds the kept elements too. After a crash the next program reads them (`io.journal`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ logger = logging.getLogger(__name__)
 CAPACITY = 1024
 
 UNCOVERED = 1_000_000
-"""Default number of kept elements: a hundred seconds of 10,000 a second."""
+"""Default maximum number of kept elements: 100 seconds at 10,000 elements a second."""
 
 NEAR = 0.5
-"""Share of the bound at which a warning is logged, once until a checkpoint covers some elements."""
+"""Share of the bound on kept elements at which a warning is logged. The next warning comes only
+after the number has fallen below.
+"""
 
 NOT_DURABLE = (
     "put(durable=True) waits for a checkpoint, and this job takes none: run the flow with "
@@ -68,21 +70,24 @@ def push(
 ) -> PushSource[Any]:
     """Returns a source whose elements the program puts through `job.input(stream)`.
 
-    In a job with checkpoints, `put` returns when its element is in the journal: a local directory
-    from which the next run reads what no checkpoint covers. It is `journal`, or by default one
-    below the checkpoints if these are in a local directory. With `journal=False` elements are kept
-    in memory only, and those that no checkpoint covers are lost with the program.
+    In a job with checkpoints, `put` returns when its element is in the journal, a local directory.
+    The next run reads the elements that no checkpoint covers from the journal. `journal` is the
+    directory, by default one below the checkpoints if they are in a local directory. With
+    `journal=False` elements are kept in memory only: if the program ends, the elements that no
+    checkpoint covers are lost.
 
     `put` waits while `capacity` accepted elements have not been read. A job with checkpoints that
     may restart keeps each element until a completed checkpoint covers it. `put` also waits while
-    `uncovered` elements are kept: their number counts, not their size. A job without checkpoints
-    that may restart keeps all elements, without a bound.
+    `uncovered` elements are kept, however large they are. A job without checkpoints that may
+    restart keeps all elements, without a bound.
     """
     return PushSource(capacity, uncovered, journal)
 
 
 def checked_journal(journal: Any, source: str) -> str | Path | bool | None:
-    """Returns `journal` if it is a directory, False or None. Raises GraphError for `source`."""
+    """Returns `journal` if it is a directory, False or None. Otherwise raises GraphError naming
+    `source`.
+    """
     if journal is True or journal == "" or not isinstance(journal, str | Path | bool | None):
         raise GraphError(
             f"{source}(journal=) takes a directory, or False for none, got {journal!r}; without it "
@@ -105,13 +110,15 @@ class InletSource(BaseSource[T]):
     bounded = False
     per_run = True
     inlet: PushInlet[T] | None = None
-    """The inlet for a run's elements; None in the source of the flow."""
+    """The inlet of one run. None in the flow's own source, before `for_run`."""
 
     def __init__(self, capacity: int, uncovered: int, journal: str | Path | bool | None) -> None:
         self._capacity = capacity
         self._uncovered = uncovered
         self.journal = journal
-        """The directory that was given, False for none, None for one below the checkpoints."""
+        """The user's directory; False for no journal; None for the default directory below the
+        checkpoints.
+        """
 
     def for_run(self, journal: Journal | None = None) -> Self:
         """Returns a copy of this source for one run. Its inlet writes to `journal`."""
@@ -124,7 +131,7 @@ class InletSource(BaseSource[T]):
 
 
 class PushSource(InletSource[T]):
-    """A source of the elements that a program puts through the handle of the job."""
+    """A source of the elements that a program puts through the job handle."""
 
     name = "push"
     stays_here = True
@@ -175,7 +182,7 @@ class PushInlet(Generic[T]):
         self._attached = False
         self._keep = True
         self._checkpointing: bool | None = None
-        """None until the first reader has attached."""
+        """Whether the job takes checkpoints. None until the first reader has attached."""
         self._timed: bool | None = None
         self._closed = False
         self._over: JobNotRunning | None = None
@@ -198,17 +205,17 @@ class PushInlet(Generic[T]):
     ) -> None:
         """Returns when `value` was accepted and is in the journal, if the job has one (see `push`).
 
-        With `durable=False` it does not wait for the journal: if the program dies at once, the
-        value may be lost. With `durable=True` it returns when a completed checkpoint covers the
-        value, so that sinks have committed its results.
+        With `durable=False` it does not wait for the journal: if the program crashes right after,
+        the value may be lost. With `durable=True` it returns when a completed checkpoint covers the
+        value, so sinks have committed its results.
 
-        It waits for room: for the source to read, or for a checkpoint to complete if too many
-        elements wait for one. Timestamps are ms, given for all elements or for none.
+        It waits while the inlet is full: until the source reads elements, or until a checkpoint
+        completes. Timestamps are in ms, given for all elements or for none.
 
         Raises Closed after `close`, JobNotRunning after the job's end, and TypeNotSupported for a
         value that the journal cannot hold. Raises CheckpointError if the journal cannot be written,
-        or for `durable=True` in a job that takes no checkpoints. An element whose put was cancelled
-        or failed while it waited to become durable may be processed all the same.
+        or for `durable=True` in a job that takes no checkpoints. If `put` is cancelled or fails
+        while it waits for durability, its element may still be processed.
         """
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
@@ -229,7 +236,9 @@ class PushInlet(Generic[T]):
         *,
         durable: bool | None = None,
     ) -> None:
-        """Puts each of `values` in order, as `put` does; other tasks may put in between."""
+        """Puts each of `values` in order, as `put` does. Elements of other tasks may come in
+        between.
+        """
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
         if durable:
@@ -253,9 +262,9 @@ class PushInlet(Generic[T]):
             await self._wait_for_room()
 
     def close(self) -> Any:
-        """Accepts no more elements: the source ends when all have been read.
+        """Accepts no more elements: the source ends when all accepted elements have been read.
 
-        Takes effect at once, awaited or not. Idempotent.
+        Takes effect immediately, awaited or not. Idempotent.
         """
         self._closed = True
         self._wake()
@@ -291,7 +300,9 @@ class PushInlet(Generic[T]):
                 )
 
     async def close_journal(self) -> None:
-        """Writes the last elements to the journal, and ends the calls of `put` that wait for it."""
+        """Writes the last elements to the journal, and ends the calls of `put` that wait for the
+        journal.
+        """
         if self._journal is not None:
             await self._journal.close()
 
@@ -362,7 +373,7 @@ class PushInlet(Generic[T]):
     def _check_loop(self) -> None:
         """Binds the inlet to the loop of the first put or read, and checks later calls.
 
-        A waiter cannot be woken from another loop. A job that has ended is no longer bound to one.
+        A call from another loop is an error, because it could not wake waiters.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not None and self._loop is not loop:
@@ -418,7 +429,9 @@ class PushInlet(Generic[T]):
                 future.set_exception(CheckpointError(NOT_DURABLE))
 
     def poll(self, max_records: int) -> tuple[list[T], list[int] | None]:
-        """Returns up to `max_records` elements that were not polled yet."""
+        """Returns up to `max_records` elements that were not polled yet, and their timestamps or
+        None.
+        """
         start = self._read - self._base
         values = self._values[start : start + max_records]
         times = self._timestamps[start : start + max_records] if self._timed else None
@@ -460,7 +473,7 @@ class PushInlet(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """How many elements were not polled yet."""
+        """Number of accepted elements that were not polled yet."""
         return max(self._end - self._read, 0)
 
     @property
@@ -489,7 +502,7 @@ class PushInlet(Generic[T]):
 def _without_reached(
     waiting: list[tuple[int, asyncio.Future[None]]], position: int
 ) -> list[tuple[int, asyncio.Future[None]]]:
-    """Returns the waiters that wait for a number beyond `position`, and wakes the others."""
+    """Wakes the futures whose number is at most `position`. Returns the others."""
     still = []
     for number, future in waiting:
         if number > position:
@@ -551,7 +564,7 @@ class InletReader(BaseReader[Any]):
             self._taken[checkpoint_id] = self._inlet.read
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Drops the elements that this checkpoint covers, which no restart reads again."""
+        """Drops the elements that this checkpoint covers, because no restart needs them."""
         completed = [taken for taken in self._taken if taken <= checkpoint_id]
         if completed:
             self._inlet.covered(self._taken[completed[-1]])

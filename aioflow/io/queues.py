@@ -1,7 +1,7 @@
 """Uses an `asyncio.Queue` of the program as source or sink, within one event loop.
 
 As a source it is at-most-once over a restart: elements removed from the queue exist only in the
-job. It removes one element more than it emits, and only while it waits.
+job. While it waits, the source may hold one removed element that it has not emitted yet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_END = object()
 _SHUT_DOWN: tuple[type[BaseException], ...] = tuple(
     error for error in (getattr(asyncio, "QueueShutDown", None),) if error is not None
 )
-"""The error of a queue that was shut down; from Python 3.13 on."""
+"""The error of a queue that was shut down. Empty before Python 3.13."""
 
 
 @explained

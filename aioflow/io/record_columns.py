@@ -1,8 +1,8 @@
 """Converts decoded records to columns with the same values as the rows.
 
-If the type of the records determines a field's type, its values are not checked again. Records
-without a type are columns if they are dicts of the same fields in the same order. Any other block
-stays a list of rows, which every step accepts as well.
+If the record type determines a field's type, the field's values are not checked again. Without a
+record type, records become columns if they are dicts with the same keys in the same order. Any
+other block stays a list of rows, which every operator accepts as well.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NUMBERS: dict[Any, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 class FieldColumns:
-    """A converter of the values of one field to columns, for one batch after the other.
+    """Converts the values of one field to a column, batch by batch.
 
-    `hint` is the type of all values, as far as it is known.
+    `hint` is the type of all values, or None if unknown.
     """
 
     def __init__(self, hint: Any = None) -> None:
@@ -59,9 +59,10 @@ class FieldColumns:
 
 
 def count_objects(data: bytes) -> int | None:
-    """Returns the number of lines if each begins with `{` and ends with `}`, otherwise None.
+    """Returns the number of lines in `data` if each line begins with `{` and ends with `}`,
+    otherwise None.
 
-    Computed with arrays, because in Python it would cost as much as decoding a field.
+    Uses numpy, because plain Python would cost as much as decoding a field.
     """
     if b"\r" in data or not data.startswith(b"{") or not data.endswith((b"}", b"}\n")):
         return lines_of_objects(data)
@@ -73,9 +74,10 @@ def count_objects(data: bytes) -> int | None:
 
 
 class RecordColumns:
-    """A converter of lists of records to batches of columns.
+    """Converts lists of records to batches of columns.
 
-    `type` is the type of the records. None means dicts, which are converted if possible.
+    `type` is the type of the records. None means dicts, which are converted if all have the same
+    keys.
     """
 
     def __init__(self, type: type[Any] | None) -> None:
@@ -85,9 +87,10 @@ class RecordColumns:
         self._wanted: frozenset[str] | None = None
 
     def narrow(self, names: Sequence[str]) -> None:
-        """Limits the columns to these fields, and makes dicts instead of records of the type.
+        """Limits the columns to the fields `names`. The batches then stand for dicts instead of
+        records of the type.
 
-        Records that lack one of the fields still become all their columns.
+        If records lack one of `names`, all their fields still become columns.
         """
         if self._type is None:
             self._wanted = frozenset(names)
@@ -97,16 +100,16 @@ class RecordColumns:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the columns of records with a type."""
+        """The field names of the record type; empty without a type."""
         return tuple(self._fields)
 
     def of_columns(self, columns: Mapping[str, Column], count: int) -> ColumnBatch:
-        """Returns a batch of `columns` with these names."""
+        """Returns a batch of `count` rows with `columns`."""
         return ColumnBatch(columns, count, self._type)
 
     def of_objects(self, records: Sequence[Any]) -> ColumnBatch:
-        """Returns the columns of `records`, which are instances of the type, or of a type with the
-        same fields.
+        """Returns `records` as a batch of columns. They are instances of the type, or of a type
+        with the same fields.
         """
         columns = {
             name: make(list(map(attrgetter(name), records))) for name, make in self._fields.items()
@@ -114,8 +117,8 @@ class RecordColumns:
         return ColumnBatch(columns, len(records), self._type)
 
     def of_dicts(self, records: list[Any]) -> ColumnBatch | list[Any]:
-        """Returns the columns of `records`, or `records` unchanged unless they are dicts of the
-        same fields.
+        """Returns `records` as a batch of columns if they are dicts with the same keys, otherwise
+        unchanged.
         """
         if not records or set(map(type, records)) != {dict}:
             return records

@@ -44,7 +44,7 @@ The connection to a peer that exceeds it is closed.
 """
 
 LINES_AHEAD = 1024
-"""Number of lines held by the connection before it stops reading, and TCP stops the peer."""
+"""Number of waiting lines at which the connection stops reading, so TCP slows the peer down."""
 
 
 @explained
@@ -59,9 +59,9 @@ def socket(
 ) -> SocketConnector:
     """Returns a connector that reads lines from, or writes lines to, the TCP server at `host:port`.
 
-    With `reconnect` it connects again, for ever, when the connection ends or is refused. Otherwise
-    the end of the connection ends the source, and a refusal is an error. As a sink it writes
-    `str(value)`, one a line.
+    With `reconnect` it retries forever when the connection ends or is refused. Otherwise the end of
+    the connection ends the source, and a refused connection is an error. As a sink it writes
+    `str(value)`, one value a line.
     """
     place = f"socket({host!r}, {port})"
     checked_text(host, "host", place)
@@ -203,7 +203,7 @@ class _Lines(asyncio.Protocol):
         """Waits for lines. Returns the received lines, at least one, or None at the end of the
         stream.
 
-        Raises Broken if the connection ended otherwise.
+        Raises Broken if the connection was lost.
         """
         while not self._lines:
             if self._ended:
@@ -229,7 +229,7 @@ class _Lines(asyncio.Protocol):
             writable.set_result(None)
 
     async def write(self, data: bytes) -> None:
-        """Writes `data`, and returns when the transport accepts more. Raises Broken if the
+        """Writes `data`, and returns when the transport can accept more. Raises Broken if the
         connection has ended.
         """
         if not self._ended:

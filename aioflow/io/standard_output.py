@@ -1,9 +1,9 @@
-"""Sinks without a system behind them: one prints a line a record to `sys.stdout`, one drops all
+"""Sinks without an external system: `stdout` prints each record as a line, `blackhole` drops all
 records.
 
-The executor writes the lines, with one call a batch: a pipe with a slow reader blocks this sink and
-never the loop. The sink that drops records is for benchmarks, and for flows that are only
-subscribed to.
+The executor writes the lines of a batch in one call. So a pipe with a slow reader blocks this sink
+and never the event loop. `blackhole` is for benchmarks, and for flows whose results are only read
+by subscriptions.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ __all__ = ["BlackholeSink", "ReaderGone", "StdoutSink", "blackhole", "stdout"]
 
 @explained
 def stdout(prefix: str = "") -> StdoutSink:
-    """Returns a sink that prints `str(record)`, one a line, each after `prefix`.
+    """Returns a sink that prints `prefix` and `str(record)`, one record a line.
 
-    At least once: a restart prints records again.
+    At least once: records may be printed again after a restart.
     """
     return StdoutSink(prefix)
 
 
 class ReaderGone(BrokenPipeError):
-    """The error when the reader of standard output has ended (as after `| head`), so a retry is
-    useless.
-    """
+    """Standard output was closed by its reader (as by `| head`), so a retry is useless."""
 
 
 class StdoutSink(BaseSink[Any]):

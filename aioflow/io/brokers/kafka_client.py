@@ -1,10 +1,10 @@
 """Connects to Kafka with aiokafka: connected clients, and the committed offsets of a consumer
 group.
 
-`KafkaPartitions` finds the partitions of topics, and tracks which of them were added after the job
-began: those are read from their beginning. `start=` and `group` apply to the partitions that
-existed when the job began. A partition that is added later holds no record that the job was meant
-to skip. The same is true of a partition that is not in the checkpoint of its topic.
+`KafkaPartitions` finds the partitions of topics. `start=` and `group` apply to the partitions that
+existed when the job began. Partitions added later are read from their beginning, because the job
+was not meant to skip any of their records. So are partitions that the restored checkpoint lacks
+although it has their topic.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ CLOSE_TIMEOUT_S = 5.0
 """Maximum time that a client may take to connect or stop after a cancellation."""
 
 SILENT_AFTER_S = 5.0
-"""Time without an answer of the brokers before the reader logs: aiokafka waits for 40 s."""
+"""Time without an answer of the brokers before the reader logs a warning: aiokafka itself waits 40
+s.
+"""
 
 REFUSAL_TIMEOUT_S = 3.0
-"""Maximum time to ask a broker why it does not accept a client."""
+"""Maximum time for asking a broker why it rejects a client."""
 
 TOPIC_TIMEOUT_S = 10.0
-"""Maximum time for the brokers to create a topic that is requested."""
+"""Maximum time for the brokers to create a topic after a request for it."""
 
 LIMIT = "max.message.bytes"
 
@@ -68,17 +70,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class KafkaConfig:
-    """The arguments of `kafka(...)`, checked. Its text is the call, for messages."""
+    """The checked arguments of `kafka(...)`. Its repr is the user's call, for log and error
+    messages.
+    """
 
     brokers: list[str]
     topics: list[str]
     pattern: re.Pattern[str] | None
-    """The names of the topics to read, instead of `topics`."""
+    """Pattern for the names of the topics to read, instead of `topics`."""
     topic_of: Callable[[Any], str] | None
-    """The topic of each record of a sink, instead of `topics`."""
+    """Returns the topic for a record of a sink; used instead of `topics`."""
     format: Format[Any]
     key_format: Format[Any] | None
-    """The format of keys. None leaves them as bytes, and a sink takes text or bytes."""
+    """The format of keys. If None, a source gives keys as bytes, and a sink accepts text or bytes.
+    """
     records: bool
     key: Callable[[Any], Any] | None
     headers: Callable[[Any], Mapping[str, str | bytes]] | None
@@ -148,7 +153,8 @@ async def started(
 ) -> Any:
     """Returns a connected client of aiokafka, made by `make`.
 
-    Raises GraphError for unknown options, and names the options for which `takes` is true.
+    Raises GraphError for unknown options. The error lists the valid options for which `takes` is
+    true.
     """
     try:
         client = make(
@@ -191,7 +197,7 @@ async def started(
 async def _refusal(config: KafkaConfig) -> Exception | None:
     """Returns the error with which a broker refuses the user of `config`.
 
-    A client of aiokafka only logs this error, and then says that no broker answers.
+    aiokafka's clients only log this error, and then raise an error that no broker answers.
     """
     if not str(config.options.get("security_protocol", "")).startswith("SASL"):
         return None
@@ -217,8 +223,8 @@ async def _refusal(config: KafkaConfig) -> Exception | None:
 async def undisturbed(call: Coroutine[Any, Any, R]) -> R:
     """Returns the result of `call`, which connects or stops a client.
 
-    A cancellation takes effect only afterwards, because aiokafka leaks connections when either is
-    cancelled.
+    A cancellation takes effect only when `call` has ended: otherwise aiokafka would leak
+    connections.
     """
     task = asyncio.get_running_loop().create_task(call)
     try:
@@ -247,7 +253,7 @@ def is_away(error: BaseException) -> bool:
 
 
 async def start_admin(config: KafkaConfig) -> Any:
-    """Returns a connected admin client, which supports fewer of the options than the others."""
+    """Returns a connected admin client. It supports fewer options than consumers and producers."""
     client_library()
     from aiokafka.admin import AIOKafkaAdminClient
 
@@ -260,8 +266,9 @@ async def committed_offsets(
 ) -> dict[Any, Any]:
     """Returns the committed offset of `group`, with metadata, for each partition that has one.
 
-    `partitions` None means all. Raises ConnectionError when the coordinator does not answer, for
-    example while it loads its state. A missing answer must not be taken for "nothing committed".
+    `partitions` None means all partitions. Raises ConnectionError if the coordinator does not
+    answer, for example while it loads its state: a missing answer does not mean that nothing is
+    committed.
     """
     from aiokafka.errors import for_code
     from aiokafka.protocol.commit import OffsetFetchRequest
@@ -308,7 +315,7 @@ async def group_names(config: KafkaConfig) -> list[str]:
 
 
 async def existing(config: KafkaConfig, producer: Any, topic: str) -> None:
-    """Raises GraphError if the topic does not exist and the brokers do not create it on request."""
+    """Raises GraphError if `topic` is missing and the brokers do not create it automatically."""
     from aiokafka.errors import UnknownTopicOrPartitionError
 
     try:
@@ -354,26 +361,24 @@ async def message_limit(config: KafkaConfig, topic: str) -> int | None:
 
 
 ASKS = 60
-"""Number of requests for the offsets of a group to a coordinator that is not ready."""
+"""Number of times that a coordinator that is not ready is asked for the offsets of a group."""
 
 ASK_EVERY_S = 0.5
 
 
 class KafkaPartitions:
-    """The splits of one Kafka source in one job: finds the partitions and remembers which ones are
-    known.
-    """
+    """Finds the partitions that one Kafka source reads in one job, and remembers the known ones."""
 
     def __init__(self) -> None:
         self._begins: dict[str, int] = {}
         """Start position of each known split."""
         self._begun: set[str] = set()
-        """Topics that had partitions at an earlier look."""
+        """Topics whose partitions an earlier `discover` has found."""
         self._has_looked = False
         self._by_pattern = False
 
     def fresh(self) -> Self:
-        """Returns a new instance for another use of the source or another run."""
+        """Returns a new instance, for another run or another use of the source in a flow."""
         return type(self)()
 
     def forget(self) -> None:
@@ -383,11 +388,10 @@ class KafkaPartitions:
     def recognise(
         self, former: Sequence[Any], found: Sequence[Split]
     ) -> tuple[list[str], Sequence[Split]]:
-        """Returns the ids of `former`, unchanged, and the splits of `found` that are not in
-        `former`.
+        """Returns the ids of the restored splits `former`, and the splits of `found` that are new.
 
-        A new partition of a topic that was read before starts at its beginning. A new topic that
-        matches the pattern starts at its beginning, too.
+        A new partition of a topic in `former` starts at its beginning. So does a new topic that
+        matches the pattern.
         """
         ids = [split.id for split in former]
         topics = {split.payload[0] for split in former}
@@ -402,7 +406,7 @@ class KafkaPartitions:
     async def discover(self, config: KafkaConfig) -> list[Split]:
         """Returns one split for each partition.
 
-        Its position is the first offset to read. Its payload is the topic, the number of the
+        A split's position is the first offset to read. Its payload is the topic, the number of the
         partition, and the offset at which to end, or None.
         """
         consumer = await (start_consumer if self._has_looked else _first_consumer)(config)
@@ -459,7 +463,7 @@ class KafkaPartitions:
 
 
 def _chosen(config: KafkaConfig, known: Iterable[str]) -> list[str]:
-    """Returns the topics to read, of those that are `known`."""
+    """Returns the topics of `known`, the existing ones, that the source reads."""
     if config.pattern is not None:
         found = sorted(topic for topic in known if config.pattern.fullmatch(topic))
         if not found and not config.looks_again:
@@ -487,7 +491,7 @@ async def _first_consumer(config: KafkaConfig) -> Any:
 async def _committed(config: KafkaConfig, group: str, partitions: Sequence[Any]) -> dict[Any, Any]:
     """Returns the committed offsets of `group`. Waits until the group's coordinator is ready.
 
-    The coordinator may be loading, or be created for the first group of the cluster.
+    The coordinator may be loading, or the cluster may be creating it for its first group.
     """
     for _ in range(ASKS):
         try:

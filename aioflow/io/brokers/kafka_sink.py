@@ -1,12 +1,12 @@
 """Produces records to Kafka: at least once, or in one transaction for each checkpoint.
 
-Records go to the brokers as they come, in batches for a partition, after 50 ms at the latest. A
-checkpoint waits until the brokers have acknowledged all of them. With transactions, the records of
-a checkpoint are in one transaction, which stays open until the checkpoint is complete.
-`kafka_transactions` has the transactions, and their recovery.
+The writer sends records as they arrive, in batches of one partition each, after 50 ms at the
+latest. A checkpoint waits until the brokers have acknowledged all of them. With transactions, the
+records of a checkpoint are in one transaction, which stays open until the checkpoint is complete.
+`kafka_transactions` implements the transactions and their recovery.
 
-A record with a key goes to the partition that Kafka's own producers choose for the key. Records
-without a key go to one partition for each batch, in turn.
+A record with a key goes to the partition that Kafka's own producers choose for the key. All records
+of a batch without a key go to one partition; batches use the partitions in turn.
 """
 
 from __future__ import annotations
@@ -76,17 +76,18 @@ class KafkaWriter(BaseWriter[Any]):
                 repr(config), ctx.host, is_key=True
             )
         self._heads: dict[str, tuple[bytes, bytes]] = {}
-        """The bytes before keys and values, for each topic."""
+        """Topic -> the bytes written before each key, and those before each value."""
         self._pool: TransactionPool | None = None
         if config.transactions and ctx.checkpointing:
             self._pool = TransactionPool(config, f"{ctx.flow_name}/{ctx.uid}", ctx)
         self._most = config.options.get("max_request_size", MAX_REQUEST_BYTES) - OVERHEAD_BYTES
         self._partitions = Partitions()
         self._known: set[str] = set()
-        """The topics that exist."""
+        """The topics that are known to exist."""
         self._pending: list[Record] = []
         self._sent: list[tuple[asyncio.Future[Any], list[Record]]] = []
-        """Batches that may not be acknowledged yet, with their records."""
+        """Sent batches without a known acknowledgement: the future of the answer, and the records.
+        """
         self._written = 0
         """Number of records since the last checkpoint."""
         self._producer: Any = None
@@ -108,7 +109,9 @@ class KafkaWriter(BaseWriter[Any]):
         await reached(self._connect, config, is_away, self._ctx.host.rng)
 
     async def _connect(self) -> None:
-        """Starts the producer, and checks the topics. Begins again after a failed call."""
+        """Starts the producer, and checks the topics. Replaces the producer of a previous, failed
+        call.
+        """
         config = self._config
         if self._pool is not None:
             await self._pool.close()
@@ -190,7 +193,7 @@ class KafkaWriter(BaseWriter[Any]):
         raise wrong_result(self._config, "headers", headers, value, expected)
 
     async def flush(self) -> None:
-        """Hands the records over to the producer, which sends them meanwhile."""
+        """Hands the pending records to the producer, which sends them in the background."""
         self.full = False
         pending, self._pending = self._pending, []
         if self._head is not None or self._key_head is not None:
@@ -202,12 +205,12 @@ class KafkaWriter(BaseWriter[Any]):
             await self._transact(self._pool, pending, wait=False)
 
     async def _learn(self, topic: str) -> None:
-        """Asks the registry for the bytes before the keys and values of a topic."""
+        """Asks the schema registry for the bytes to write before each key and value of `topic`."""
         key = b"" if self._key_head is None else await self._key_head(topic)
         self._heads[topic] = (key, b"" if self._head is None else await self._head(topic))
 
     async def _with_heads(self, records: list[Record]) -> list[Record]:
-        """Returns the records with the bytes that belong before their keys and values."""
+        """Returns the records with the registry's bytes added before their keys and values."""
         for topic in sorted({record[0] for record in records} - self._heads.keys()):
             await self._learn(topic)
         heads = self._heads
@@ -224,7 +227,9 @@ class KafkaWriter(BaseWriter[Any]):
     # In a transaction.
 
     async def _transact(self, pool: TransactionPool, records: list[Record], *, wait: bool) -> None:
-        """Sends the records in the transaction of `pool`. With `wait`, returns when it has all."""
+        """Sends the records in the open transaction of `pool`. With `wait`, returns when the
+        brokers have acknowledged all.
+        """
         try:
             if records and pool.producer is None:
                 await pool.begin(records[0][0])
@@ -242,7 +247,7 @@ class KafkaWriter(BaseWriter[Any]):
     # At least once.
 
     async def _deliver(self, records: list[Record], *, wait: bool) -> None:
-        """Sends the records, those again that were not taken. Replaces a producer that gave up."""
+        """Sends the records, and sends refused records again. Replaces a producer that gave up."""
         backoff = Backoff(self._ctx.host.rng, self._config.backoff)
         while True:
             try:
@@ -265,9 +270,9 @@ class KafkaWriter(BaseWriter[Any]):
             await backoff.sleep()
 
     async def _send(self, producer: Any, records: list[Record]) -> None:
-        """Hands the records over in batches, in the order of each partition.
+        """Hands the records to `producer` in batches, in order within each partition.
 
-        All of them are in `self._sent` afterwards, also after an error.
+        Adds all of them to `self._sent`, even after an error.
         """
         if not records:
             return
@@ -297,7 +302,9 @@ class KafkaWriter(BaseWriter[Any]):
     async def _handed_over(
         self, producer: Any, batch: Any, topic: str, partition: int
     ) -> asyncio.Future[Any]:
-        """Returns the answer to come. Waits while the partition has no leader."""
+        """Hands `batch` to `producer`, and returns the future of its answer. Waits while the
+        partition has no leader.
+        """
         from aiokafka.errors import KafkaTimeoutError
 
         while True:
@@ -317,7 +324,7 @@ class KafkaWriter(BaseWriter[Any]):
     async def _placed(
         self, producer: Any, records: list[Record]
     ) -> list[tuple[str, int, list[Record]]]:
-        """Returns the records of each topic and partition, in their order."""
+        """Returns the records grouped by topic and partition, in order within each group."""
         places: dict[tuple[str, int], list[Record]] = {}
         for topic, several in _by_topic(records).items():
             if topic not in self._known:
@@ -335,7 +342,7 @@ class KafkaWriter(BaseWriter[Any]):
     async def _acknowledged(self, *, wait: bool) -> list[Record]:
         """Returns the records that may not have reached the brokers.
 
-        Raises an error that a retry cannot help. With `wait`, all answers are there.
+        Raises the first error that a retry cannot help. With `wait`, waits for all answers first.
         """
         if wait and self._sent:
             await asyncio.gather(*(future for future, _ in self._sent), return_exceptions=True)
@@ -359,7 +366,7 @@ class KafkaWriter(BaseWriter[Any]):
             await undisturbed(producer.stop())
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
-        """Returns when the brokers have all records, with the committable of the transaction."""
+        """Waits until the brokers have all records. Returns the committable of the transaction."""
         await self.flush()
         if self._pool is None:
             await self._deliver([], wait=True)
@@ -418,7 +425,7 @@ class Partitions:
 
 
 class KafkaCommitter(BaseCommitter):
-    """The committer, which commits the transactions that the writers have prepared."""
+    """Commits the transactions that the writers have prepared."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config

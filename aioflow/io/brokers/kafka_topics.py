@@ -84,27 +84,28 @@ def kafka(
     With `records`, each element is a `KafkaRecord` of this value and the record's key, timestamp,
     headers, topic, partition and offset. Its key is bytes, or decoded by `key_format`.
 
-    `topic` may be a compiled pattern: all topics whose whole name matches are read, and topics that
-    come later from their beginning. `start` is "earliest", "latest", "group", or a time: an aware
-    datetime, or ms since 1970. A time starts each partition at its first record of that time or
-    later. "group" starts at the offsets of `group`, and a partition without one is an error. The
+    `topic` may be a compiled pattern: all topics whose whole name matches are read. Topics created
+    later are read from their beginning. `start` is "earliest", "latest", "group", or a time: an
+    aware datetime, or ms since 1970. A time starts each partition at its first record of that time
+    or later. "group" starts at the offsets of `group`, and a partition without one is an error. The
     offsets in a restored checkpoint take precedence. With `until="latest"` the source ends with the
     last record that exists when the job begins. `group` is a consumer group to which the offsets of
-    completed checkpoints are committed, for monitoring; a job that starts without a checkpoint
-    begins at the offsets of the group. `discover_every` is the interval of looking for new
+    completed checkpoints are committed, for monitoring. A job that starts without a checkpoint
+    begins at the offsets of the group. `discover_every` is the interval of the search for new
     partitions, which are read from their beginning. `options` are further arguments that both
     consumers and producers of aiokafka accept, such as `security_protocol`, `sasl_mechanism`,
     `sasl_plain_username`, `sasl_plain_password`, `ssl_context` and `request_timeout_ms`.
 
     A sink writes the values that `format` accepts to one topic, or to the topic that
-    `topic(record)` names. `key(record)` decides the partition of a record, as Kafka's own producers
-    do: text or bytes, or a value that `key_format` encodes. `headers(record)` gives its headers.
-    Delivery is at least once. With `transactions` and checkpoints, delivery is exactly once for
-    readers of committed records: the records of a checkpoint are in one transaction, which is
-    committed when the checkpoint is complete. The brokers abort a transaction that is open for
-    longer than `transaction_timeout`. They allow at most their `transaction.max.timeout.ms`, 15
-    minutes by default. A job that stays down for longer loses the records of its last checkpoint,
-    and then fails with an error that says so.
+    `topic(record)` names. `key(record)` returns the key of a record: text or bytes, or a value that
+    `key_format` encodes. The key determines the partition, as in Kafka's own producers.
+    `headers(record)` returns the record's headers. Delivery is at least once. With `transactions`
+    and checkpoints, delivery is exactly once for readers of committed records: the records of a
+    checkpoint are in one transaction, which is committed when the checkpoint is complete. The
+    brokers abort a transaction that is open for longer than `transaction_timeout`. This may be at
+    most the brokers' `transaction.max.timeout.ms`, 15 minutes by default. If the job stays down for
+    longer, the records of its last checkpoint are lost, and the restart fails with an error that
+    says so.
     """
     brokers, topic_of = one_or_more_places(bootstrap), topic if callable(topic) else None
     pattern = topic if isinstance(topic, re.Pattern) else None
@@ -185,7 +186,9 @@ STARTS = ("earliest", "latest", "group")
 
 
 def _checked_start(start: Any, place: str) -> str | int:
-    """Returns `start` with a time in ms since 1970, or raises GraphError."""
+    """Returns `start`, with a datetime converted to ms since 1970. Raises GraphError if it is
+    invalid.
+    """
     if isinstance(start, datetime) and start.tzinfo is not None:
         # Rounded up: records before `start` are not read.
         return -((datetime.fromtimestamp(0, UTC) - start) // timedelta(milliseconds=1))
@@ -214,7 +217,7 @@ class KafkaTopics(KafkaConfig, BaseSource[T], BaseSink[Any]):
     async def discover(self) -> list[Split]:
         """Returns one split for each partition.
 
-        Its position is the first offset to read. Its payload is the topic, the number of the
+        A split's position is the first offset to read. Its payload is the topic, the number of the
         partition, and the offset at which to end, or None.
         """
         if self.topic_of is not None:
@@ -240,10 +243,10 @@ class KafkaTopics(KafkaConfig, BaseSource[T], BaseSink[Any]):
 
 
 PAGE_RECORDS = 1_000
-"""Number of records of one poll of the consumer."""
+"""Maximum number of records that one poll of the consumer returns."""
 
 WAIT_MS = 1_000
-"""Maximum time that one poll waits for records. New partitions are added after it."""
+"""Maximum time that one poll waits for records. New partitions are added between two polls."""
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +262,7 @@ class KafkaReader(GroupReader):
         self._config = config
         self._consumer: Any = None
         self._next: dict[str, int] = {}
-        """Split -> the offset after its last record in the buffer."""
+        """Split -> the offset after the last record that was put into the buffer."""
         self._over: set[str] = set()
         self._lags = ctx.runtime.metrics.add_group("recordsLag")
 
@@ -302,7 +305,7 @@ class KafkaReader(GroupReader):
                 await undisturbed(consumer.stop())
 
     async def _read(self, consumer: Any) -> None:
-        """Reads until all partitions are at their ends."""
+        """Reads until all partitions have been read to their end offsets."""
         from aiokafka import TopicPartition
         from aiokafka.errors import OffsetOutOfRangeError
 
@@ -423,9 +426,10 @@ class KafkaReader(GroupReader):
 def _decoder_of(
     config: KafkaConfig, ctx: SourceContext
 ) -> tuple[Callable[[Any], Any], Callable[[Sequence[Message]], Awaitable[None]] | None]:
-    """Returns a function that decodes a record, and one that fetches the schemas of messages.
+    """Returns a function that decodes a record, and a function that fetches the schemas of
+    messages, or None.
 
-    The first one raises an error of `arguments.MALFORMED`.
+    The first function raises an error of `arguments.MALFORMED` for a malformed record.
     """
     decode, prepare = config.format.decoder(ctx.host)
     decode_key, prepare_keys = None, None

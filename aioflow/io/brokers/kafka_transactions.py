@@ -1,22 +1,22 @@
 """The transactions of a Kafka sink: a pool of transactional ids for each subtask, and the recovery
 of transactions that an earlier attempt left open.
 
-    first record     the register notes the last checkpoint, then a transaction of the pool begins
+    first record     the register records the last checkpoint, then a transaction of the pool begins
     records          go to the brokers in batches, inside the transaction
-    barrier n        everything is acknowledged; the transaction stays open, it is prepared
+    barrier n        all records are acknowledged; the transaction is prepared and stays open
     n is complete    the transaction is committed, and its id is free again
-    restore of n     prepared transactions are committed under their producer id and epoch; those
-                     that began after the barrier of n are aborted
+    restore of n     prepared transactions are committed under their producer id and epoch;
+                     transactions that began after the barrier of n are aborted
 
-The register of a subtask is an offset of a group, whose metadata says which attempt of which job
-wrote it, and after which checkpoint each transaction of the pool began. A restore of n aborts those
-that began after n or a later checkpoint. The transactional id of the register fences former
-attempts: they can begin no transaction any more.
+The register of a subtask is an offset that is committed to a consumer group of its own. The
+metadata of the offset has the job, the attempt, and the checkpoint after which each transaction of
+the pool began. A restore of n aborts the transactions that began after n or a later checkpoint. The
+transactional id of the register fences former attempts: they can no longer begin transactions.
 
-A transaction also commits an offset for the group of its id. Its metadata names the last batches
-that were committed under this id. So a repeated commit does nothing, and a transaction that the
-brokers aborted is an error, never a silent loss. Brokers forget the offsets of a group without
-members after a week without commits (`offsets.retention.minutes`).
+A transaction also commits an offset to the group that is named as its id. The metadata of this
+offset names the last batches that were committed under the id. So a repeated commit does nothing,
+and a transaction that the brokers aborted is an error, never a silent loss. Brokers forget the
+offsets of a group without members after a week without commits (`offsets.retention.minutes`).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 __all__ = ["Prepared", "TransactionPool", "abort_prepared", "commit_prepared", "fenced_error"]
 
 BATCH_BYTES = 262_144
-"""Size of a batch of a partition, unless options= has a `max_batch_size`."""
+"""Maximum size of a batch for one partition, unless options= has a `max_batch_size`."""
 
 KNOWN_BATCHES = 64
-"""Number of names that the 4096 bytes of an offset's metadata hold. It exceeds the number of
-checkpoints of one writer that wait for their commit.
+"""Number of batch names that fit into the 4096 bytes of an offset's metadata. One writer never has
+as many checkpoints that wait for their commit.
 """
 
 PREFIX = "aioflow"
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class Prepared(NamedTuple):
-    """The committable of this sink: an open transaction that has all its records."""
+    """The committable of this sink: an open transaction whose records are all acknowledged."""
 
     id: str
     """The transactional id."""
@@ -88,18 +88,20 @@ class Transaction:
     pool: TransactionPool
     state: State = State.FREE
     began: int = 0
-    """The last checkpoint before the transaction began."""
+    """The number of the last checkpoint before the transaction began."""
     producer: Any = None
     names: list[str] = field(default_factory=list)
-    """The last batches that were committed, the newest at the end."""
+    """The names of the last batches that were committed under the id, the newest at the end."""
     sequence: int = 0
-    """The offset that was committed last for the group of this id."""
+    """The offset that was last committed to the group of this id."""
     batch: str = ""
     topic: str = ""
-    """A topic that it writes to. Its first partition has the offset that names the batches."""
+    """A topic that the transaction writes to. The offset that names the batches is one of its first
+    partition.
+    """
 
     async def end(self, *, commit: bool) -> None:
-        """Commits or aborts the prepared transaction. Its id is free then."""
+        """Commits or aborts the prepared transaction. Its id is free afterwards."""
         self.state = State.BROKEN  # Until it has succeeded.
         await (self.producer.commit_transaction if commit else self.producer.abort_transaction)()
         self.state = State.FREE
@@ -121,12 +123,12 @@ class TransactionPool:
         self._subtask = subtask
         self._parallelism = parallelism
         self._register: Any = None
-        """The producer of the register."""
+        """The producer that writes the register."""
         self._sequence = 0
         self._transactions: dict[int, Transaction] = {}
         self._current: Transaction | None = None
         self.checkpoint = 0
-        """The last checkpoint that was prepared, or that was restored."""
+        """The last checkpoint that was prepared or restored."""
 
     @property
     def register(self) -> Any:
@@ -138,9 +140,11 @@ class TransactionPool:
         return None if self._current is None else self._current.producer
 
     async def open(self) -> None:
-        """Fences former attempts and aborts their transactions after the restored checkpoint.
+        """Fences former attempts, and aborts the transactions that they began after the restored
+        checkpoint.
 
-        One present subtask does this for each subtask that does not exist any more.
+        After a restart with fewer subtasks, each of them also does this for some of the removed
+        subtasks.
         """
         await self._check_attempt(self._id)
         self._register = await self._start(self._id)
@@ -161,7 +165,7 @@ class TransactionPool:
     async def _check_attempt(self, register: str) -> None:
         """Raises StateError if a later attempt of this job has begun transactions.
 
-        This attempt is late then, and must abort nothing.
+        This attempt is outdated then, and must not abort any.
         """
         words, _ = await _newest(self._config, register)
         job, _, attempt = (words or [""])[0].partition("@")
@@ -194,7 +198,7 @@ class TransactionPool:
                 self._transactions[int(number)] = transaction
 
     async def begin(self, topic: str) -> None:
-        """Begins a transaction. `topic` is one of those that it will write to."""
+        """Begins a transaction. `topic` is one of the topics that the transaction will write to."""
         number, transaction = self._free()
         if transaction.producer is None:
             await self._connect(transaction)
@@ -213,7 +217,9 @@ class TransactionPool:
         return number, Transaction(f"{self._id}/{number}", self)
 
     async def _connect(self, transaction: Transaction) -> None:
-        """Connects a new producer, which aborts an open transaction of this id."""
+        """Connects a new producer for `transaction`. Connecting aborts an open transaction of the
+        same id.
+        """
         transaction.producer = await self._start(transaction.id)
         transaction.names, transaction.sequence = await _newest(self._config, transaction.id)
         transaction.state = State.FREE
@@ -234,7 +240,7 @@ class TransactionPool:
             ) from None
 
     async def _note(self, topic: str) -> None:
-        """Writes the register."""
+        """Writes the register, as an offset of the first partition of `topic`."""
         from aiokafka import TopicPartition
         from aiokafka.structs import OffsetAndMetadata
 
@@ -247,7 +253,9 @@ class TransactionPool:
         await self._register.commit_transaction()
 
     async def prepare(self, checkpoint: int, batch: str, records: int) -> list[Any]:
-        """Returns the committable of the open transaction, which has all its records."""
+        """Returns the committable of the open transaction, whose records are all acknowledged.
+        Returns an empty list if none is open.
+        """
         from aiokafka import TopicPartition
         from aiokafka.structs import OffsetAndMetadata
 
@@ -277,14 +285,14 @@ class TransactionPool:
     def confirmed(self) -> None:
         """Notes that a checkpoint after the restored one is complete.
 
-        So all subtasks have committed the transactions that they restored.
+        All subtasks have then committed the transactions that they restored, so their ids are free.
         """
         for one in self._transactions.values():
             if one.state is State.RESERVED:
                 one.state = State.FREE
 
     async def close(self) -> None:
-        """Aborts the transaction that was not prepared. A prepared one stays open."""
+        """Aborts the transaction that is not prepared yet. Prepared transactions stay open."""
         current, self._current = self._current, None
         producers = [self._register, *(one.producer for one in self._transactions.values())]
         self._register, self._transactions = None, {}
@@ -306,9 +314,9 @@ class TransactionPool:
 
 
 def _retrieve_errors(producer: Any) -> None:
-    """Retrieves errors that aiokafka leaves behind in a producer that is fenced.
+    """Retrieves the errors that aiokafka leaves in the futures of a fenced producer.
 
-    Otherwise asyncio logs each as an exception that was never retrieved.
+    Otherwise asyncio would log each as an exception that was never retrieved.
     """
     waiting = [producer._txn_manager._transaction_waiter]
     for batches in producer._message_accumulator._batches.values():
@@ -319,14 +327,14 @@ def _retrieve_errors(producer: Any) -> None:
 
 
 def _own(config: KafkaConfig, id_: str) -> dict[str, Any]:
-    """Returns the arguments of a producer of transactions."""
+    """Returns the arguments of a producer with the transactional id `id_`."""
     timeout_ms = round(to_seconds(config.transaction_timeout, "transaction_timeout") * 1000)
     own = {"transactional_id": id_, "acks": "all", "transaction_timeout_ms": timeout_ms}
     return own | batches_of(config)
 
 
 def batches_of(config: KafkaConfig) -> dict[str, Any]:
-    """Returns the size of batches, unless the options have it."""
+    """Returns the argument `max_batch_size` of a producer; empty if the user's options have it."""
     return {} if "max_batch_size" in config.options else {"max_batch_size": BATCH_BYTES}
 
 
@@ -335,16 +343,16 @@ def _place(prepared: Prepared) -> tuple[Any, ...]:
 
 
 async def _newest(config: KafkaConfig, group: str) -> tuple[list[str], int]:
-    """Returns the words in the metadata of the newest offset of `group`, and this offset."""
+    """Returns the newest offset of `group`: the words in its metadata, and the offset itself."""
     offsets = (await committed_offsets(config, group, None)).values()
     newest = max(offsets, key=lambda one: one.offset, default=None)
     return ([], 0) if newest is None else (newest.metadata.split(), newest.offset)
 
 
 async def commit_prepared(config: KafkaConfig, prepared: Prepared) -> None:
-    """Commits `prepared` once, even if it was committed before.
+    """Commits `prepared`. Does nothing if it was committed before.
 
-    Raises StateError if the brokers have aborted the transaction, so that its records are lost.
+    Raises StateError if the brokers have aborted the transaction: its records are lost.
     """
     transaction = config.prepared.pop(_place(prepared), None)
     if transaction is not None:
@@ -399,9 +407,9 @@ async def abort_prepared(config: KafkaConfig, prepared: Prepared) -> None:
 
 
 async def _resumed(config: KafkaConfig, prepared: Prepared, *, commit: bool) -> None:
-    """Ends the transaction of another producer, under its producer id and epoch.
+    """Ends the transaction of another producer, under that producer's id and epoch.
 
-    As Flink's FlinkKafkaInternalProducer does, because Kafka has no call for it before KIP-939.
+    Flink's FlinkKafkaInternalProducer does the same. Kafka has no call for this before KIP-939.
     """
 
     def make(**options: Any) -> Any:
@@ -419,7 +427,7 @@ async def _resumed(config: KafkaConfig, prepared: Prepared, *, commit: bool) -> 
 
 
 def _is_fenced(error: BaseException | None) -> bool:
-    """Returns whether the brokers do not know the transaction as an open one."""
+    """Returns whether `error` means that the brokers no longer have the transaction open."""
     from aiokafka.errors import InvalidProducerIdMapping, InvalidTxnState, ProducerFenced
 
     ended = (InvalidProducerIdMapping, InvalidTxnState, ProducerFenced)
@@ -427,7 +435,9 @@ def _is_fenced(error: BaseException | None) -> bool:
 
 
 def fenced_error(config: KafkaConfig, error: BaseException) -> StateError | None:
-    """Returns an error that says why a transaction cannot go on, if `error` means that."""
+    """Returns a StateError that explains why the transaction was ended, or None if `error` has
+    another cause.
+    """
     if not _is_fenced(error):
         return None
     return StateError(

@@ -1,7 +1,7 @@
-"""Connects to a server of MQTT: connections, their errors, and the writer that publishes.
+"""Connects to an MQTT server: connections, their errors, and the writer that publishes.
 
-paho's client runs on the event loop: only connecting, which blocks, runs in the executor. With QoS
-1 or 2 the server confirms each message, so a sink delivers at least once.
+paho's client runs on the event loop. Only connecting runs in the executor, because it blocks. With
+QoS 1 or 2 the server confirms each message, so a sink delivers at least once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "MqttConfig", "MqttMessage", "MqttWriter", "connected", "is_away"]
 
 CONNECT_TIMEOUT_S = 10.0
-"""Time without an answer after which a server counts as unreachable."""
+"""Time without an answer after which the server counts as unreachable."""
 
 CLOSE_TIMEOUT_S = 2.0
 
@@ -43,10 +43,10 @@ PACKETS_PER_TURN = 100
 """Maximum number of packets that are read in one turn of the event loop."""
 
 BODY_BYTES_MAX = 256 * 1024 * 1024 - 70_000
-"""The largest body that the protocol can express, beside a topic."""
+"""The largest body that fits into a packet of the protocol beside a topic."""
 
 TRANSIENT = (0x80, 0x83, 0x88, 0x89, 0x8B, 0x93, 0x97, 0x9C, 0x9D, 0x9F)
-"""Reasons of refusals that a retry may overcome: busy, unavailable, over a quota, moved."""
+"""Codes of refusals for which a retry may succeed: busy, unavailable, over a quota, moved."""
 
 
 class MqttMessage(NamedTuple):
@@ -56,9 +56,9 @@ class MqttMessage(NamedTuple):
     topic: str
     qos: int
     retain: bool
-    """Whether the message was there before the subscription."""
+    """Whether this is a retained message, published before the subscription."""
     duplicate: bool
-    """Whether the server has sent the message before."""
+    """Whether the server may have sent the message before."""
 
 
 register_type(MqttMessage, name="aioflow.io.mqtt:MqttMessage")
@@ -66,12 +66,14 @@ register_type(MqttMessage, name="aioflow.io.mqtt:MqttMessage")
 
 @dataclass(eq=False, repr=False)
 class MqttConfig:
-    """The arguments of `mqtt(...)`, checked. Its text is the call, for messages."""
+    """The checked arguments of `mqtt(...)`. Its repr is the user's call, for log and error
+    messages.
+    """
 
     url: str
     topics: list[str]
     topic_of: Callable[[Any], str] | None
-    """The topic of each record of a sink, instead of `topics`."""
+    """Returns the topic for a record of a sink; used instead of `topics`."""
     format: Format[Any]
     qos: int
     client_id: str | None
@@ -91,7 +93,7 @@ class MqttConfig:
 
 
 class Refused(Exception):
-    """A refusal by the server, with the code of its reason."""
+    """A refusal by the server, with its reason code."""
 
     def __init__(self, reason: Any) -> None:
         super().__init__(str(reason))
@@ -110,8 +112,8 @@ def is_away(error: BaseException) -> bool:
 
 
 def refusal(config: MqttConfig, error: BaseException, what: str) -> GraphError | None:
-    """Returns the GraphError for a server's answer that no retry changes. Returns None for any
-    other error.
+    """Returns a GraphError if `error` is a refusal that a retry would not change. Returns None for
+    any other error. `what` is the refused request.
     """
     if not isinstance(error, Refused) or is_away(error):
         return None
@@ -133,7 +135,9 @@ class Connection:
         client_id: str | None,
         received: Callable[[Any], None] | None = None,
     ) -> None:
-        """`received` gets each message that arrives. A kept session sends messages at once."""
+        """Makes a connection that is not open yet. `received` is called with each message that
+        arrives; a kept session may deliver messages before `subscribe`.
+        """
         try:
             from paho.mqtt import client as paho
             from paho.mqtt.enums import CallbackAPIVersion
@@ -168,12 +172,12 @@ class Connection:
         self._address = parts.hostname, parts.port or (8883 if parts.scheme == "mqtts" else 1883)
         self._open: asyncio.Future[Any] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
-        """Done when the connection has ended. Its exception says why."""
+        """Done when the connection has ended. Its exception is the cause."""
         self.packet_bytes_max = BODY_BYTES_MAX
-        """The largest packet that the server takes."""
+        """The largest packet that the server accepts."""
         self._subscriptions: dict[int, asyncio.Future[Any]] = {}
         self.confirmed: Callable[[int, Any], None] = lambda mid, reason: None
-        """Gets the number of each published message, with the server's reason."""
+        """Called with the number of each confirmed message, and the server's reason code."""
         self._misc: asyncio.TimerHandle | None = None
         self._reads = False
         client.on_connect = self._on_connect
@@ -237,11 +241,12 @@ class Connection:
         self.client.connect(host or "", port, KEEPALIVE_S, **own)
 
     async def subscribe(self) -> None:
-        """Subscribes to the topics. Returns at the server's answer, or when the connection ends.
+        """Subscribes to the topics, and waits for the server's answer.
 
-        The answer comes after all messages of a kept session that the window allows.
+        The server first sends the messages of a kept session, as many as its window allows.
 
-        Raises GraphError if the server refuses a topic.
+        Raises GraphError if the server refuses a topic, and Broken if the connection ends before
+        the answer.
         """
         from paho.mqtt.subscribeoptions import SubscribeOptions
 
@@ -280,7 +285,7 @@ class Connection:
             sock.close()
 
     def pause(self, paused: bool) -> None:
-        """Stops reading from the socket, or goes on."""
+        """Stops reading from the socket if `paused`, otherwise resumes."""
         if self._sock is not None and paused == self._reads:
             self._reads = not paused
             if paused:
@@ -301,7 +306,7 @@ class Connection:
         self._tick()
 
     def _tick(self) -> None:
-        """Keeps the connection alive, each second."""
+        """Runs paho's keepalive work, and schedules itself again a second later."""
         if not self.ended.done():
             self.client.loop_misc()
             self._misc = self._loop.call_later(1.0, self._tick)
@@ -382,7 +387,7 @@ class Connection:
 
 
 def _has_data(sock: Any) -> bool:
-    """Returns whether a read from a socket would give something at once."""
+    """Returns whether a read from `sock` would return data immediately."""
     pending = getattr(sock, "pending", None)
     if pending is not None:  # TLS: bytes that are decrypted already.
         return bool(pending())
@@ -426,7 +431,7 @@ async def opened(
 
 
 class MqttWriter(ConfirmedWriter[tuple[str, bytes]]):
-    """Publishes the messages of one subtask. Each writer has a session with an id of its own."""
+    """Publishes the messages of one subtask. Each writer has its own session and client id."""
 
     _config: MqttConfig
 

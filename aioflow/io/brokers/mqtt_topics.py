@@ -1,8 +1,8 @@
 """Reads and writes topics of MQTT: `mqtt(url, topic)` subscribes with a session that the server
 keeps, and acknowledges a message once a completed checkpoint covers it.
 
-Needs the extra `aioflow[mqtt]` (paho-mqtt). `mqtt_client` publishes messages. QoS 2 is refused for
-a source: paho answers the first half of its handshake before a checkpoint could cover the message.
+Needs the extra `aioflow[mqtt]` (paho-mqtt). `mqtt_client` publishes messages. A source refuses QoS
+2, because paho answers the first half of the handshake before a checkpoint can cover the message.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = ["MqttTopics", "mqtt"]
 PREFETCH = 10_000
 
 PREFETCH_MAX = 65_535
-"""The largest window that the protocol can express."""
+"""The largest `prefetch` that the protocol can express."""
 
 TOPIC_BYTES = 65_535
 
@@ -79,23 +79,25 @@ def mqtt(
 ) -> MqttTopics[T]:
     """Returns a connector that subscribes to one or several topics, or publishes to a topic.
 
-    `url` is "mqtt://user:password@host:port", "mqtts" for TLS; `tls` is an SSLContext of your own.
-    A topic to subscribe to may have the wildcards `+` and `#`. Each element is the body, decoded by
-    `format`: "json" (or a `type` of it), "text", "bytes", or a format of `af.io.formats`. With
-    `records`, each element is an `MqttMessage` of this value, its topic, and whether it was
-    retained or sent before.
+    `url` is "mqtt://user:password@host:port", or "mqtts" for TLS; `tls` is an optional SSLContext.
+    A topic to subscribe to may have the wildcards `+` and `#`. Each element is the body of a
+    message, decoded by `format`: "json" (also as a `type`), "text", "bytes", or a format of
+    `af.io.formats`. With `records`, each element is an `MqttMessage` of this value, the message's
+    topic, and whether it was retained or sent before.
 
-    With `client_id` and `qos=1`, delivery is at least once: the server keeps the session of this
-    client, also while the job is down, for `session_expiry`. A message is acknowledged once a
-    completed checkpoint covers it; after a failure the server sends the others again. No other
-    client may have this id. Without `client_id`, or with `qos=0`, delivery is at most once over a
-    restart. At most `prefetch` messages are not acknowledged. So a flow reads at most `prefetch`
-    messages between two checkpoints. With `version="3.1.1"` instead of "5" the server's own limit
-    holds.
+    With `client_id` and `qos=1`, delivery is at least once: while the job is down, the server keeps
+    the session of this client for `session_expiry`. A message is acknowledged once a completed
+    checkpoint covers it. After a failure the server sends the unacknowledged messages again. No
+    other client may have this id. Without `client_id`, or with `qos=0`, delivery is at most once
+    over a restart.
+
+    The server sends at most `prefetch` messages without an acknowledgement, so a flow reads at most
+    `prefetch` messages between two checkpoints. With `version="3.1.1"` instead of "5" the server's
+    own limit applies.
 
     A sink publishes to the topic, or to the topic that `topic(record)` names, with `qos` 0, 1 or 2.
-    The server keeps the last message of a topic for later subscribers if `retain`. With QoS 1 and 2
-    the server confirms the messages before a checkpoint is complete: delivery is at least once.
+    With `retain` the server keeps the last message of a topic for later subscribers. With QoS 1 and
+    2 the server confirms the messages before a checkpoint is complete: delivery is at least once.
     """
     topic_of = topic if callable(topic) else None
     topics = [] if callable(topic) else one_or_more(topic)
@@ -145,7 +147,9 @@ def mqtt(
 
 
 def _is_topic(topic: str) -> bool:
-    """Returns whether `topic` is a valid filter, whose wildcards are whole levels, `#` the last."""
+    """Returns whether `topic` is a valid filter: a wildcard must be a whole level, and `#` the last
+    one.
+    """
     levels = topic.split("/")
     return (
         0 < len(topic.encode()) <= TOPIC_BYTES
@@ -162,7 +166,7 @@ class MqttTopics(MqttConfig, BaseSource[T], BaseSink[Any]):
     parallelism_max = None
 
     def check_source(self) -> None:
-        """Raises GraphError if the connector can only be a sink."""
+        """Raises GraphError if the arguments fit only a sink."""
         if not self.topics:
             raise GraphError(
                 f"{self!r}: a function chooses the topic of each record of a sink, but a source "
@@ -175,7 +179,9 @@ class MqttTopics(MqttConfig, BaseSource[T], BaseSink[Any]):
             )
 
     async def discover(self, host: Host) -> list[Split]:  # type: ignore[override]
-        """Returns one split. Makes the session, so that no later message is missed."""
+        """Returns one split. Creates the session at the server, so that no message from now on is
+        missed.
+        """
         self.check_source()
         await reached(partial(self._subscribe, host), self, is_away, host.rng)
         return [Split("mqtt")]
@@ -192,7 +198,9 @@ class MqttTopics(MqttConfig, BaseSource[T], BaseSink[Any]):
 
 
 class _MqttReader(AcknowledgingReader):
-    """A reader of topics. A receipt has the numbers of the connection and the message."""
+    """A reader of topics. A receipt is the number of the connection and the number of the message
+    on it.
+    """
 
     def __init__(self, ctx: SourceContext, config: MqttConfig) -> None:
         decode, prepare = config.format.decoder(ctx.host)

@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class NatsConfig:
-    """The arguments of `nats(...)`, checked. Its text is the call, for messages."""
+    """The checked arguments of `nats(...)`. Its repr is the user's call, for log and error
+    messages.
+    """
 
     servers: list[str]
     subject: str
@@ -50,8 +52,8 @@ async def heeded(call: Coroutine[Any, Any, R]) -> R:
     """Returns the result of `call`, a coroutine of nats-py. A cancellation takes effect after the
     call has ended.
 
-    nats-py waits with asyncio.wait_for. In Python 3.11 that loses a cancellation which arrives in
-    the same turn as the result.
+    nats-py waits with asyncio.wait_for. In Python 3.11 this function loses a cancellation that
+    arrives in the same turn of the event loop as the result.
     """
     task = asyncio.get_running_loop().create_task(call)
     try:
@@ -137,8 +139,8 @@ def is_away(error: BaseException) -> bool:
 async def stream_of(client: Any, config: NatsConfig, *, written: bool = False) -> Any:
     """Returns the server's information about the stream.
 
-    Raises GraphError if there is no such stream, or with `written`, if it does not contain the
-    subject.
+    Raises GraphError if there is no such stream. With `written`, also if messages that are
+    published to the subject do not go into the stream.
     """
     from nats import errors
     from nats.js.errors import NotFoundError, ServiceUnavailableError

@@ -1,16 +1,16 @@
 """Reads and writes streams of NATS JetStream: `nats(servers, subject)` reads the messages after the
 sequence numbers of a checkpoint.
 
-Needs the extra `aioflow[nats]` (nats-py). A reader fetches messages through a consumer of its own,
-which acknowledges no message and which the server deletes after a while. Only the checkpoint
-records its position.
+Needs the extra `aioflow[nats]` (nats-py). Each reader fetches messages through its own consumer,
+which acknowledges no message. The server deletes the consumer some time after its last use. Only
+the checkpoint contains the reader's position.
 
 A sink publishes messages once the checkpoint that covers them is complete. A stream has no
-transactions and cannot stage messages. The checkpoint itself contains the prepared messages, so a
-writer holds the messages since the last one. Each message has an id: the name of its batch, and its
-number in the batch. A repeated commit publishes the same ids, and the server drops the ids that it
-has seen within the stream's window for duplicates. Each batch has a new name, because a job that
-was restored from an older savepoint reuses checkpoint numbers for other records.
+transactions and cannot stage messages. So the checkpoint itself contains the prepared messages, and
+a writer holds all messages since the last checkpoint in memory. Each message has an id: the name of
+its batch, and its number in the batch. A repeated commit publishes the same ids. The server drops
+messages whose id it has seen within the stream's duplicate window. Each batch has a new name,
+because a job that was restored from an older savepoint reuses checkpoint numbers for other records.
 
 Without checkpoints messages are published at once (at-least-once).
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["NatsCommitter", "NatsStream", "NatsWriter", "Prepared", "nats"]
 
 PAGE_MESSAGES = 500
-"""Number of messages of one request."""
+"""Maximum number of messages that one request fetches."""
 
 WAIT_S = 1.0
 """Maximum time that a request for messages waits at the server."""
@@ -59,7 +59,7 @@ FORGOTTEN_AFTER_S = 300.0
 """Time without a request after which the server deletes the consumer of a reader."""
 
 FOREIGN_SUBJECT = 10093
-"""The server's error for reading a subject that the stream does not contain."""
+"""The server's error code for reading a subject that the stream does not contain."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,17 +82,18 @@ def nats(
     publishes to `subject`.
 
     `servers` are one or several "nats://host:port"; `subject` may have wildcards. Each element is
-    the body, decoded by `format`: "json" (or a `type` of it), "text", "bytes", or a format of
-    `af.io.formats`. `stream` is needed unless exactly one stream contains the subject. `start` is
-    "earliest", "latest", or the sequence number after which to begin; the position in a checkpoint
-    takes precedence. With `until="latest"` the source ends with the last message that exists when
-    the job begins. `options` are further arguments of `nats.connect`, such as `user`, `password`,
-    `token`, `user_credentials` and `tls`.
+    the body of a message, decoded by `format`: "json" (also as a `type`), "text", "bytes", or a
+    format of `af.io.formats`. `stream` is needed unless exactly one stream contains the subject.
+    `start` is "earliest", "latest", or the sequence number after which to begin; the position in a
+    checkpoint takes precedence. With `until="latest"` the source ends with the last message that
+    exists when the job begins. `options` are further arguments of `nats.connect`, such as `user`,
+    `password`, `token`, `user_credentials` and `tls`.
 
-    As a sink it publishes to `subject`; with checkpoints, it publishes once they are complete. The
-    server recognises a repeated publication by its `Nats-Msg-Id`. So messages are written exactly
-    once if the repetition comes within the stream's window for duplicates (two minutes by default),
-    otherwise at least once. Without checkpoints they are written at least once.
+    A sink publishes to `subject`. With checkpoints, it publishes messages once a completed
+    checkpoint covers them. The server recognises a repeated message by its `Nats-Msg-Id`. So
+    messages are written exactly once if a repetition comes within the stream's duplicate window
+    (two minutes by default), otherwise at least once. Without checkpoints they are written at least
+    once.
     """
     urls = one_or_more_places(servers)
     place = f"nats(..., {subject!r})"  # Without the servers: they may hold a password.
@@ -131,14 +132,14 @@ class NatsStream(NatsConfig, BaseSource[T], BaseSink[Any]):
     """A `Source` and a `Sink` of a JetStream stream. Made by `nats`.
 
     The source has one split. Its position is the sequence number of the last message read. Its
-    payload is the last number to read, or None, and the creation time of the stream: another stream
-    of the same name has other numbers.
+    payload is the last sequence number to read, or None, and the creation time of the stream. A
+    recreated stream of the same name has other sequence numbers.
     """
 
     name = "nats"
 
     async def discover(self) -> list[Split]:
-        """Returns one split, whose position is the start."""
+        """Returns one split, whose position is where `start` begins."""
         info = await reached(self._information, self, is_away)
         last = int(info.state.last_seq)
         begin = (
@@ -189,7 +190,7 @@ class _NatsReader(StreamReader):
         self._behind: int | None = None
         """The sequence number of the last message in the buffer."""
         self._made: str | None = None
-        """Creation time of the stream that this number belongs to; None if not in the checkpoint.
+        """Creation time of the stream that `_behind` belongs to. None if the checkpoint lacks it.
         """
         self._ahead = 0
 
@@ -215,7 +216,7 @@ class _NatsReader(StreamReader):
             await client.close()
 
     async def _read(self, client: Any, split: Split, end: int | None, backoff: Backoff) -> None:
-        """Reads the stream up to the number `end`, or without end if it is None."""
+        """Reads the stream up to the sequence number `end`, or forever if `end` is None."""
         from nats.js.errors import NotFoundError
 
         config = self._config
@@ -266,9 +267,10 @@ class _NatsReader(StreamReader):
     def _following(
         self, fetched: Sequence[Any], split: Split, expected: int, end: int | None
     ) -> tuple[list[Message], bool]:
-        """Returns the messages up to a gap or to the number `end`, and whether the end is reached.
+        """Returns the messages before a gap or up to the sequence number `end`, and whether the end
+        is reached.
 
-        `expected` is the number of the first one in the order of the consumer.
+        `expected` is the consumer's own sequence number for the first message.
         """
         messages: list[Message] = []
         for one in fetched:
@@ -287,7 +289,7 @@ class _NatsReader(StreamReader):
         return messages, False
 
     async def _consumer(self, jetstream: Any, split: Split) -> Any:
-        """Returns a consumer of this reader, which begins at its position."""
+        """Creates a consumer that begins at the position of this reader, and returns it."""
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
         from nats.js.errors import BadRequestError
 
@@ -367,7 +369,7 @@ IN_FLIGHT = 256
 """Maximum number of publications without an answer."""
 
 HEADER_BYTES = len("NATS/1.0\r\nNats-Msg-Id: :\r\n\r\n")
-"""Size of a message's headers without the name of its batch and its number."""
+"""Size of a message's headers without the batch name and the message number."""
 
 
 class Prepared(NamedTuple):
@@ -420,7 +422,7 @@ class NatsWriter(BaseWriter[Any]):
             )  # fmt: skip
 
     async def _stream(self) -> tuple[Any, Any]:
-        """Returns the client, and the server's information about the stream."""
+        """Returns a connected client, and the server's information about the stream."""
         client = await self._publisher.connected()
         return client, await stream_of(client, self._config, written=True)
 
@@ -468,9 +470,9 @@ class NatsWriter(BaseWriter[Any]):
 
 
 class NatsCommitter(BaseCommitter):
-    """The committer, which publishes prepared messages.
+    """Publishes prepared messages.
 
-    It connects for the first committable; the operator retries failed commits.
+    It connects when the first committable comes. The operator retries failed commits.
     """
 
     def __init__(self, config: NatsConfig) -> None:

@@ -1,7 +1,7 @@
 """Connects to RabbitMQ: connections, their errors, and the writer that publishes.
 
-A writer publishes with publisher confirms, so a sink delivers at least once. A message keeps its
-id when it is published again after a lost confirmation.
+Writers use publisher confirms, so a sink delivers at least once. If a message is published again
+after a lost confirmation, it keeps its id.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RabbitmqMessage(NamedTuple):
     exchange: str
     headers: dict[str, Any]
     offset: int | None
-    """The offset in a stream."""
+    """The offset of a message in a stream; None for a message of a queue."""
 
 
 register_type(RabbitmqMessage, name="aioflow.io.rabbitmq:RabbitmqMessage")
@@ -65,7 +65,9 @@ register_type(RabbitmqMessage, name="aioflow.io.rabbitmq:RabbitmqMessage")
 
 @dataclass(eq=False, repr=False)
 class RabbitmqConfig:
-    """The arguments of `rabbitmq(...)`, checked. Its text is the call, for messages."""
+    """The checked arguments of `rabbitmq(...)`. Its repr is the user's call, for log and error
+    messages.
+    """
 
     urls: list[str]
     queues: list[str]
@@ -184,8 +186,8 @@ def is_away(error: BaseException) -> bool:
 
 
 def refusal(config: RabbitmqConfig, error: BaseException) -> GraphError | None:
-    """Returns the GraphError for a server's answer that no retry changes. Returns None for any
-    other error.
+    """Returns a GraphError if `error` is a refusal that a retry would not change. Returns None for
+    any other error.
     """
     if is_away(error) or isinstance(error, (ImportError, GraphError)):
         return None
@@ -217,8 +219,8 @@ def refusal(config: RabbitmqConfig, error: BaseException) -> GraphError | None:
 
 
 async def existing(connection: Any, queue: str) -> int:
-    """Returns the number of messages that wait in a queue. Raises ChannelNotFoundEntity if there
-    is none.
+    """Returns the number of messages in a queue. Raises ChannelNotFoundEntity if the queue does not
+    exist.
     """
     channel = await connection.channel(publisher_confirms=False)
     declared = await channel.queue_declare(queue, passive=True)
@@ -259,7 +261,7 @@ class RabbitmqWriter(ConfirmedWriter[_Publication]):
         self._properties = spec.Basic.Properties
 
     async def _check(self) -> None:
-        """Connects, and checks the destination."""
+        """Connects, and checks that the destination exists."""
         channel = await self._connected()
         config = self._config
         if config.exchange:

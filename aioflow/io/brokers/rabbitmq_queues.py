@@ -1,9 +1,9 @@
 """Reads and writes queues and streams of RabbitMQ, over AMQP 0-9-1.
 
-Needs the extra `aioflow[rabbitmq]` (aiormq). A queue forgets a message that was acknowledged. The
+Needs the extra `aioflow[rabbitmq]` (aiormq). A queue drops a message once it is acknowledged. The
 reader acknowledges a message once a completed checkpoint covers it, so delivery is at least once. A
-stream keeps its messages. Their offsets are in the checkpoint, so each message counts exactly once.
-`rabbitmq_client` publishes messages.
+stream keeps its messages, and the checkpoint contains the offset, so each message counts exactly
+once. `rabbitmq_client` publishes messages.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ __all__ = ["RabbitmqQueues", "rabbitmq"]
 PREFETCH = 10_000
 
 PREFETCH_MAX = 65_535
-"""The largest window that the protocol can express."""
+"""The largest `prefetch` that the protocol can express."""
 
 EMPTY_AFTER_S = 2.0
 """Time without a message after which a stream counts as empty."""
 
 ASK_EVERY_S = 0.2
-"""Interval of asking whether a queue is empty."""
+"""Interval at which the server is asked whether a queue is empty."""
 
 OFFSET = "x-stream-offset"
 
@@ -91,27 +91,28 @@ def rabbitmq(
     messages.
 
     `url` is "amqp://user:password@host:port/vhost", "amqps" for TLS, or a list of the nodes of a
-    cluster. Each element is the body, decoded by `format`: "json" (or a `type` of it), "text",
-    "bytes", or a format of `af.io.formats`. With `records`, each element is a `RabbitmqMessage` of
-    this value and the message's id, routing key, exchange, headers, and whether it was sent before.
+    cluster. Each element is the body of a message, decoded by `format`: "json" (also as a `type`),
+    "text", "bytes", or a format of `af.io.formats`. With `records`, each element is a
+    `RabbitmqMessage` of this value and the message's id, routing key, exchange, headers, and
+    whether it was sent before.
 
     A queue's messages are acknowledged once a completed checkpoint covers them. After a failure the
-    server sends again what was not acknowledged: delivery is at least once. At most `prefetch`
-    messages of a queue are not acknowledged; the server sends no more of them. So a flow reads at
-    most `prefetch` messages between two checkpoints. With `until="empty"` the source ends when no
+    server sends the unacknowledged messages again: delivery is at least once. The server sends at
+    most `prefetch` messages of a queue without an acknowledgement, so a flow reads at most
+    `prefetch` messages between two checkpoints. With `until="empty"` the source ends when no
     message waits in the queue.
 
-    With `stream`, the queues are streams, whose offsets are in the checkpoint: each message counts
-    exactly once. `start` is "earliest", "latest" or an offset; the offset in a checkpoint takes
-    precedence. With `until="latest"` the source ends with the last message that exists when the job
-    begins.
+    With `stream`, the queues are streams. The checkpoint contains their offsets, so each message
+    counts exactly once. `start` is "earliest", "latest" or an offset; the offset in a checkpoint
+    takes precedence. With `until="latest"` the source ends with the last message that exists when
+    the job begins.
 
     A sink publishes to the queue, or to `exchange` with `routing_key`, a text or a function of the
-    record. `headers(record)` gives the headers, and `message_id(record)` the id by which a reader
-    knows a message that was published twice. Messages are persistent. The server confirms them
-    before a checkpoint is complete: delivery is at least once. A message that no queue takes is an
-    error, unless `mandatory` is False. `options` are further arguments of `aiormq.connect`, such as
-    `context`, an SSLContext.
+    record. `headers(record)` returns the headers, and `message_id(record)` the id by which a reader
+    recognises a message that was published twice. Messages are persistent. The server confirms them
+    before a checkpoint is complete: delivery is at least once. A message that is routed to no queue
+    is an error, unless `mandatory` is False. `options` are further arguments of `aiormq.connect`,
+    such as `context`, an SSLContext.
     """
     urls, queues = one_or_more(url), [] if queue is None else one_or_more(queue)
     named = ", ".join(map(repr, queues)) or f"exchange={exchange!r}"
@@ -195,7 +196,9 @@ class RabbitmqQueues(RabbitmqConfig, BaseSource[T], BaseSink[Any]):
     name = "rabbitmq"
 
     async def discover(self) -> list[Split]:
-        """Returns one split for each queue, after a check that it exists and is of its kind."""
+        """Returns one split for each queue. Raises GraphError if a queue does not exist, or is a
+        stream and `stream` is false.
+        """
         if not self.queues:
             raise GraphError(f"{self!r} has no queue, expected the queue to read")
         return await reached(self._splits, self, is_away, explained=partial(refusal, self))
@@ -219,7 +222,7 @@ class RabbitmqQueues(RabbitmqConfig, BaseSource[T], BaseSink[Any]):
         )
 
     async def _check_no_stream(self, connection: Any, queue: str) -> None:
-        """Raises GraphError for a stream: the server refuses the argument for any other queue."""
+        """Raises GraphError if `queue` is a stream."""
         from aiormq.exceptions import ChannelPreconditionFailed
 
         channel = await connection.channel(publisher_confirms=False)
@@ -245,7 +248,7 @@ async def _ignore(message: Any) -> None:
 async def last_offset(connection: Any, stream: str) -> int | None:
     """Returns the offset of the last message of a stream, or None if the stream is empty.
 
-    The server sends the last chunk of the stream at once, before it answers a later request.
+    The server sends the last chunk of the stream before it answers a later request.
     """
     offsets: list[int] = []
     arrived = asyncio.Event()
@@ -271,10 +274,10 @@ async def last_offset(connection: Any, stream: str) -> int | None:
 
 
 class _RabbitmqReader(AcknowledgingReader):
-    """A reader of queues or streams, with a channel for each of them on one connection.
+    """A reader of queues or streams, with one channel for each on one connection.
 
-    A receipt is the number of the connection, the queue, and the delivery tag there. The receipt of
-    a message in a stream also has the next offset.
+    A receipt is the number of the connection, the queue, the delivery tag on its channel, and the
+    next offset for a stream or None.
     """
 
     def __init__(self, ctx: SourceContext, config: RabbitmqConfig) -> None:
@@ -314,9 +317,9 @@ class _RabbitmqReader(AcknowledgingReader):
         self._connection = 0
         self._arrived: dict[str, list[Message]] = {}
         self._tags: dict[str, int] = {}
-        """Queue -> the last tag to acknowledge."""
+        """Queue -> the last delivery tag to acknowledge."""
         self._lost = ""
-        """The queue whose reading the server has ended."""
+        """The queue whose consumer the server has cancelled, or ""."""
         self._ended: set[str] = set()
         """Queues that were found empty, and are no longer read."""
         self._stirred = asyncio.Event()
@@ -325,7 +328,8 @@ class _RabbitmqReader(AcknowledgingReader):
     def finished(self) -> bool:
         """Whether all queues were read to their end.
 
-        The task goes on then: a later checkpoint acknowledges the last messages.
+        The reading task continues afterwards, because a later checkpoint acknowledges the last
+        messages.
         """
         return not self._chunks and len(self.finished_splits) == len(self.splits)
 
@@ -400,7 +404,9 @@ class _RabbitmqReader(AcknowledgingReader):
                 pass  # The server sends these messages again.
 
     async def _woken(self) -> None:
-        """Waits for a message, for messages to acknowledge, or for the end of a channel."""
+        """Waits for a message, for a message to acknowledge, or for the end of a channel. With
+        `until="empty"` it waits at most `ASK_EVERY_S`.
+        """
         if self._config.until == "empty" and len(self._ended) < len(self.splits):
             try:
                 async with asyncio.timeout(ASK_EVERY_S):

@@ -7,15 +7,17 @@ the position after it.
 
 `ReadAhead` is a task that reads ahead of the polls: it starts with the reader, waits while enough
 is buffered, and ends with `close`. It reads files in the executor, one call at a time. A running
-call continues when the task is cancelled, and `close` waits for it. An error is raised by the first
-poll after all data read before the error was polled. The reader itself holds the data.
+call continues when the task is cancelled, and `close` waits for it. If the task fails, the data
+that it has read before is polled first, and then a poll raises the error. The reader itself holds
+the data.
 
-`StreamReader` is for external logs, such as Kafka topics. Messages arrive in chunks of a split, and
-are decoded when they are polled. A subclass defines `run`, one task that reads all splits side by
-side from their positions and awaits `put` for each chunk. Invariants: the task waits while the
-buffer is full, so a reader never holds more than its capacity and one chunk. Decoding never waits:
-`put` fetches the schemas of a chunk before the chunk is in the buffer. A malformed message is
-reported exactly when those before it have been polled, so it also counts exactly once.
+`StreamReader` is for external logs, such as Kafka topics. Messages arrive in chunks, each of one
+split, and are decoded when they are polled. A subclass defines `run`, one task that reads all
+splits concurrently from their positions and awaits `put` for each chunk. Invariants: the task waits
+while the buffer is full, so a reader never holds more than its capacity and one chunk. Decoding
+never waits: `put` fetches the schemas of a chunk before it adds the chunk to the buffer. A
+malformed message is reported only after all messages before it have been polled, so it also counts
+exactly once.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 BUFFER_RECORDS = 4096
-"""Capacity of the buffer: two polls of the largest batch, so that the pump fills one while the
+"""Capacity of the buffer in elements. It holds two of the largest batches: one is filled while the
 other is processed.
 """
 
@@ -67,9 +69,8 @@ class BufferedReader(BaseReader[Any]):
     """
 
     at_most_once = ""
-    """Text on elements that no checkpoint covers, if the peer cannot send them again.
-
-    Logged once a run.
+    """Reason why the peer cannot send elements again, as part of a warning that is logged once a
+    run. Empty if it can.
     """
 
     def __init__(self, ctx: SourceContext, *, capacity: int = BUFFER_RECORDS) -> None:
@@ -89,7 +90,7 @@ class BufferedReader(BaseReader[Any]):
     async def run(self, split: Split) -> None:
         """Reads `split` from its position to the end of the stream.
 
-        `poll_batch` raises its error.
+        If this method raises an error, `poll_batch` raises it.
         """
         raise TypeError(f"{type(self).__name__} must define run(self, split)")
 
@@ -167,7 +168,7 @@ class BufferedReader(BaseReader[Any]):
         return batch
 
     def on_room(self) -> None:
-        """Lets the filling task continue, because the buffer is at most half full."""
+        """Called when the buffer is at most half full. Lets the task that fills it continue."""
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
@@ -197,9 +198,9 @@ class BufferedReader(BaseReader[Any]):
 
 
 def say_at_most_once(ctx: SourceContext, what: str) -> None:
-    """Logs a warning that elements which no checkpoint covers are lost after a restart.
+    """Logs a warning that a restart loses the elements that no checkpoint covers.
 
-    `what` is the reason, as a part of the message. The caller calls it once in each run.
+    `what` is the reason, as part of the message. Readers call this function once a run.
     """
     logger.warning(
         "source of %s: %s, so after a restart elements that no checkpoint covers are lost (at "
@@ -214,7 +215,7 @@ Args = TypeVarTuple("Args")
 
 
 class ReadAhead:
-    """The owner of a task that reads ahead; `name` is the name of the task."""
+    """Owns a task that reads ahead; `name` is the name of the task."""
 
     def __init__(self, host: Host, name: str) -> None:
         self.error: BaseException | None = None
@@ -232,7 +233,7 @@ class ReadAhead:
         return self._task is not None and not self._task.done()
 
     def start(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Starts a task that runs `read()`, unless it runs already."""
+        """Starts a task that runs `read()`, unless one is running."""
         if not self.is_running:
             # Owned by this object: close() cancels it and waits for its end.
             self._task = asyncio.get_running_loop().create_task(
@@ -252,7 +253,7 @@ class ReadAhead:
     # Methods that the task calls.
 
     async def blocking(self, call: Callable[[*Args], T], *args: *Args) -> T:
-        """Returns the result of `call(*args)`, a call that reads, run in the executor."""
+        """Returns the result of `call(*args)`, a blocking read that runs in the executor."""
         reading = self._reading = self._host.blocking(call, *args)
         # Shielded, because a running read continues after a cancellation, and close() waits for it.
         return await asyncio.shield(reading)
@@ -267,7 +268,7 @@ class ReadAhead:
     # Methods that the reader calls.
 
     def taken(self) -> None:
-        """Notes that a poll has taken data from the buffer, which may have room again."""
+        """Wakes the task that waits in `added`, because a poll has taken data from the buffer."""
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
@@ -281,7 +282,7 @@ class ReadAhead:
         await asyncio.shield(self._waiter)
 
     async def close(self) -> None:
-        """Ends the task, and waits for its running read."""
+        """Cancels the task, and waits for its running read."""
         task, self._task = self._task, None
         if task is not None:
             await cancel_and_wait([task])
@@ -297,7 +298,7 @@ class ReadAhead:
 
 
 TELL_TIMEOUT_S = 5.0
-"""Maximum time that a closing reader waits for a server to accept its last positions."""
+"""Maximum time that `close` waits for the server to accept the last positions of the group."""
 
 
 class Message(NamedTuple):
@@ -310,7 +311,7 @@ class Message(NamedTuple):
     timestamp: int
     """Time when the log stored the message, in milliseconds."""
     where: str
-    """Name of the message in an error."""
+    """The name of the message in errors."""
 
 
 @dataclass(slots=True)
@@ -322,9 +323,9 @@ class _Chunk:
 
 
 class StreamReader(BaseReader[Any]):
-    """A reader of several splits of a log, side by side.
+    """A reader of several splits of a log at once.
 
-    `timestamps` of a batch are the timestamps of its messages in the log.
+    The `timestamps` of a batch are those that the log has stored with its messages.
     """
 
     def __init__(
@@ -341,7 +342,7 @@ class StreamReader(BaseReader[Any]):
         self.timestamps: list[int] | None = None
         self.finished_splits: set[str] = set()
         self.splits: dict[str, Split] = {}
-        """The splits that were assigned so far. `run` checks it repeatedly, because splits may be
+        """The splits that were assigned so far. `run` looks here repeatedly, because splits may be
         added.
         """
         self._decode = decode
@@ -353,16 +354,16 @@ class StreamReader(BaseReader[Any]):
         self._chunks: deque[_Chunk] = deque()
         self._buffered = 0
         self.held: frozenset[str] = frozenset()
-        """Splits whose messages are not polled now, and not counted in the buffer.
+        """Splits that are paused: their messages are not polled now, and do not count as buffered.
 
-        A subclass that `holds_splits` puts no more of them.
+        A subclass that `holds_splits` puts no more messages of these splits.
         """
         self._pump = ReadAhead(ctx.host, type(self).__name__)
 
     async def run(self) -> None:
         """Reads all of `splits` from their positions. Returns when all were read to their end.
 
-        `poll_batch` raises the error of this method.
+        If this method raises an error, `poll_batch` raises it.
         """
         raise TypeError(f"{type(self).__name__} must define run(self)")
 
@@ -451,7 +452,7 @@ class StreamReader(BaseReader[Any]):
     def pending_records(self) -> int:
         """Number of received messages that were not polled yet.
 
-        Subclasses that know the length of the log add the remaining messages.
+        Subclasses that know the length of the log add the messages that were not received yet.
         """
         return self._buffered
 
@@ -470,12 +471,13 @@ class AcknowledgingReader(StreamReader):
     """A reader of a queue, whose server sends a message again until it is acknowledged.
 
     A message is acknowledged once a completed checkpoint covers it, or when it is polled if the job
-    takes no checkpoints. The position of a message is its receipt, which `acknowledge` gets. A
-    checkpoint holds no position: the server knows what is not acknowledged.
+    takes no checkpoints. The position of a message is its receipt, which is passed to
+    `acknowledge`. Checkpoints contain no position, because the server knows which messages are not
+    acknowledged.
     """
 
     acknowledges_polled = False
-    """Whether messages are acknowledged when they are polled, with checkpoints too."""
+    """Whether messages are acknowledged when they are polled, even in a job with checkpoints."""
 
     def __init__(
         self,
@@ -493,11 +495,13 @@ class AcknowledgingReader(StreamReader):
         """Checkpoint -> receipts of the messages since the checkpoint before it."""
 
     def acknowledge(self, receipts: list[Any]) -> None:
-        """Acknowledges messages, in the order in which they were polled. Never blocks."""
+        """Acknowledges the messages of `receipts`, in the order in which they were polled. Never
+        blocks.
+        """
         raise TypeError(f"{type(self).__name__} must define acknowledge(self, receipts)")
 
     def forget_unpolled(self) -> None:
-        """Drops the messages that were not polled. The server sends them again."""
+        """Drops the buffered messages that were not polled. The server sends them again."""
         self._chunks.clear()
         self._buffered = 0
 
@@ -540,13 +544,13 @@ class GroupReader(StreamReader):
         super().__init__(ctx, decode, on_error, prepare=prepare)
         self._group = group
         self._taken: dict[int, dict[str, Any]] = {}
-        """Checkpoint -> its positions."""
+        """Checkpoint -> the positions of the splits at its barrier."""
         self.untold: dict[str, Any] = {}
         """Positions of the last completed checkpoint that were not committed to the group yet."""
 
     async def tell_at_end(self) -> None:
-        """Commits the positions in `untold` to the group when the reader closes, over a new
-        connection.
+        """Commits the positions in `untold` to the group over a new connection. Called when the
+        reader closes.
         """
         raise TypeError(f"{type(self).__name__} must define tell_at_end(self)")
 

@@ -1,7 +1,7 @@
-"""Connects to Redis: clients, their errors, and what the server holds.
+"""Connects to Redis: clients, their errors, and the check of a stream.
 
-Entries of streams become values, and values become entries: all their fields, or the body in one
-field.
+Decodes entries of streams into values, and encodes values as entries: with all their fields, or as
+a body in one field.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ ANSWER_TIMEOUT_S = 20.0
 
 @dataclass(eq=False, repr=False)
 class RedisConfig:
-    """The arguments of `redis(...)`, checked. Its text is the call, for messages."""
+    """The checked arguments of `redis(...)`. Its repr is the user's call, for log and error
+    messages.
+    """
 
     url: str
     streams: list[str]
@@ -122,7 +124,7 @@ def open_client(config: RedisConfig) -> Any:
 async def answered(config: RedisConfig) -> AsyncIterator[None]:
     """Raises TimeoutError when a command within the block is not answered in time.
 
-    The client limits the time of its commands itself, but not that of its pipelines.
+    The client itself limits the time of single commands, but not of pipelines.
     """
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -146,8 +148,8 @@ def is_away(error: BaseException) -> bool:
 
 
 def refusal(config: RedisConfig, error: Exception) -> GraphError | None:
-    """Returns the GraphError for a server's answer that no retry changes. Returns None for any
-    other error.
+    """Returns a GraphError if `error` is a refusal that a retry would not change. Returns None for
+    any other error.
     """
     from redis import exceptions
 
@@ -167,7 +169,7 @@ def refusal(config: RedisConfig, error: Exception) -> GraphError | None:
 
 
 async def exists(client: Any, config: RedisConfig, stream: str) -> bool:
-    """Returns whether the stream exists. Raises GraphError if the key holds another type."""
+    """Returns whether the stream exists. Raises GraphError if its key has another type."""
     kind = (await client.type(stream)).decode()
     if kind not in ("none", "stream"):
         raise GraphError(f"{config!r}: the key {stream!r} holds a {kind}, expected a stream")
@@ -180,9 +182,10 @@ Entry = dict[bytes, bytes]
 def decoder_of(
     config: RedisConfig, host: Host
 ) -> tuple[Callable[[Entry], Any], Callable[[Sequence[Message]], Awaitable[None]] | None]:
-    """Returns a function that decodes an entry, and one that fetches the schemas of messages.
+    """Returns a function that decodes an entry, and a function that fetches the schemas of
+    messages, or None.
 
-    The first one raises an error of `arguments.MALFORMED`.
+    The first function raises an error of `arguments.MALFORMED` for a malformed entry.
     """
     if config.field is None or config.format is None:
         return entry_decoder(config.type), None
@@ -207,8 +210,8 @@ def decoder_of(
 
 
 def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
-    """Returns a function that decodes an entry into a dict of texts, or into a `type`, whose fields
-    are converted.
+    """Returns a function that decodes an entry into a dict of texts, or into a `type` with
+    converted fields.
 
     Raises TypeError for a type without fields.
     """
@@ -238,7 +241,7 @@ async def encoder_of(config: RedisConfig, host: Host) -> Callable[[Any], list[by
     """Returns a function that encodes a value into the field names and field values of an entry,
     alternating.
 
-    The function raises TypeError naming the value.
+    The function raises TypeError for a value that it cannot encode.
     """
     place = repr(config)
     if config.field is not None and config.format is not None:
@@ -268,7 +271,7 @@ async def encoder_of(config: RedisConfig, host: Host) -> Callable[[Any], list[by
 
 
 def _text(cell: Any, name: str, value: Any, place: str) -> bytes:
-    """Returns the value of one field as bytes, spelled as `row_converter` reads it."""
+    """Returns `cell`, the value of one field, as bytes that `row_converter` can read back."""
     if isinstance(cell, str):
         return cell.encode()
     if isinstance(cell, bytes):

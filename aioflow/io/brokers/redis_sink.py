@@ -3,18 +3,18 @@ the commit moves them.
 
     flush        entries -> the staged stream of the next checkpoint's batch, numbered 0-1, 0-2 ...
     prepare(n)   the batch of n is complete; its committable is its name and its number of entries
-    commit       entries from the staged stream to the other, some at a time, and with the last
-                 of them n into the hash of the sinks
+    commit       moves entries from the staged stream to the user's stream, some at a time; with the
+                 last of them, n goes into the hash of the sinks
 
-Each step is one script, so Redis does all of it or nothing. A step that is sent twice, because its
-answer was lost, has no further effect: staged entries have numbers, and moved entries are not
-there. A missing batch must be recorded as committed. Otherwise the database was set back, and that
-is an error. Every writer that opens gets a number, its generation. It removes batches that earlier
+Each step is one script, so it is atomic. If a step is sent twice because its answer was lost, the
+second has no effect: staged entries have numbers, and moved entries are gone. If a batch is
+missing, the hash must record that it was committed. Otherwise the database was set back, which is
+an error. Every writer that opens gets a number, its generation. It removes batches that earlier
 writers began after the checkpoint that it was restored from.
 
-The keys of a stream "orders" are `aioflow:{orders}:sinks` and `aioflow:{orders}:staged:...`, which
-lie in one slot of a cluster. The data is as durable as the configuration of the server makes it
-(`appendfsync`).
+For a stream "orders" the sink uses the keys `aioflow:{orders}:sinks` and
+`aioflow:{orders}:staged:...`, which are in the stream's hash slot of a cluster. The data is as
+durable as the configuration of the server makes it (`appendfsync`).
 
 Without checkpoints entries are added to the stream at once (at-least-once).
 """
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["Prepared", "RedisCommitter", "RedisWriter"]
 
 PIECE_ENTRIES = 1_000
-"""Number of entries at which the writer requests a flush. One script stages or moves as many.
+"""Number of entries at which the writer requests a flush, and which one script stages or moves.
 
-Redis does no other work meanwhile.
+Redis does no other work while a script runs.
 """
 
 REGISTER = """
@@ -186,7 +186,9 @@ class RedisWriter(BaseWriter[Any]):
         await reached(self._register, config, is_away, self._ctx.host.rng, explained)
 
     async def _register(self) -> None:
-        """Checks the stream, and removes the messages that former attempts have staged."""
+        """Checks the stream. With checkpoints, registers this writer, which removes batches that
+        earlier writers began after the restored checkpoint.
+        """
         runtime = self._ctx.runtime
         await exists(self._client, self._config, self._config.streams[0])
         if self._ctx.checkpointing:
@@ -249,7 +251,9 @@ class RedisWriter(BaseWriter[Any]):
         self._staged = have
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
-        """Returns the batch since the last checkpoint, or nothing if no record was written."""
+        """Returns the committable of the batch since the last checkpoint; an empty list if no
+        record was written.
+        """
         await self.flush()
         self._since = max(self._since, checkpoint_id)
         batch, self._batch = self._batch, ""
@@ -274,9 +278,9 @@ class RedisWriter(BaseWriter[Any]):
 
 
 class RedisCommitter(BaseCommitter):
-    """The committer, which moves staged batches into the stream.
+    """Moves staged batches into the stream.
 
-    It connects for the first batch; the operator retries failed commits.
+    It connects when the first batch comes. The operator retries failed commits.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -316,7 +320,7 @@ class RedisCommitter(BaseCommitter):
                 )
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Removes staged entries; committed entries stay."""
+        """Removes the staged entries of `committables`. Committed entries stay."""
         client = self._connected()
         for committable in committables:
             prepared = Prepared(*committable)

@@ -50,17 +50,17 @@ __all__ = ["RedisStreams", "redis"]
 
 
 PAGE_ENTRIES = 1_000
-"""Number of entries of one read, for each stream."""
+"""Maximum number of entries of each stream in one read."""
 
 BLOCK_MS = 1_000
 """Maximum time that a read waits for entries at the server.
 
-New streams are read after it.
+Newly assigned streams are included from the next read on.
 """
 
 
 LOOK_EVERY_S = 10.0
-"""Interval at which an idle stream is checked: it may have been replaced."""
+"""Interval at which an idle stream is checked, because it may have been replaced."""
 
 BEGINNING = "0-0"
 
@@ -86,17 +86,19 @@ def redis(
 
     `url` is "redis://[user:password@]host:port/db"; "rediss" and "unix" as in redis-py. Each
     element is a dict of the entry's fields as texts, or a `type` (dataclass, NamedTuple, Struct)
-    into whose fields they are converted. With `field` the element is the decoded value of that
-    field, by `format`: "json" (or a `type` of it), "text", "bytes", or a format of `af.io.formats`.
-    `start` is "earliest", "latest", or the id after which to begin; the ids in a checkpoint take
-    precedence. With `until="latest"` the source ends with the last entry that exists when the job
-    begins. `group` is a consumer group that records the progress of completed checkpoints, for
-    monitoring; a job that starts without a checkpoint begins at its position. With
-    `must_exist=False` the source waits for a stream that does not exist yet.
+    into whose fields they are converted. With `field` the element is the value of the field with
+    this name, decoded by `format`: "json" (also as a `type`), "text", "bytes", or a format of
+    `af.io.formats`. `start` is "earliest", "latest", or the id after which to begin; the ids in a
+    checkpoint take precedence. With `until="latest"` the source ends with the last entry that
+    exists when the job begins. `group` is a consumer group to which the ids of completed
+    checkpoints are committed, for monitoring. A job that starts without a checkpoint begins at the
+    position of the group. With `must_exist=False` the source waits for a stream that does not exist
+    yet.
 
-    A sink writes to one stream: dicts, or objects with fields, of texts, bytes and numbers; with
-    `field` the values that `format` accepts. Delivery is exactly once under checkpoints, at least
-    once without. With `maxlen` the sink trims the stream to about this many entries.
+    A sink writes to one stream. It accepts dicts, or objects with fields, whose values are texts,
+    bytes and numbers; with `field`, values that `format` accepts. Delivery is exactly once with
+    checkpoints, at least once without. With `maxlen` the sink trims the stream to about this many
+    entries.
     """
     streams = one_or_more(stream)
     place = (
@@ -174,8 +176,8 @@ class RedisStreams(RedisConfig, BaseSource[T], BaseSink[Any]):
     async def discover(self) -> list[Split]:
         """Returns one split for each stream.
 
-        Its position is the id after which to begin. Its payload is the id of the last entry to
-        read, or None.
+        A split's position is the id after which to begin. Its payload is the id of the last entry
+        to read, or None.
         """
         return await reached(self._splits, self, is_away, explained=partial(refusal, self))
 
@@ -230,7 +232,7 @@ class _StreamsReader(GroupReader):
         super().__init__(ctx, decode, config.on_error, config.group, prepare=prepare)
         self._config = config
         self._behind: dict[str, str] = {}
-        """Stream -> id of its last entry in the buffer."""
+        """Stream -> id of the last entry that was put into the buffer."""
         self._over: set[str] = set()
 
     def content_of(self, content: dict[bytes, bytes]) -> bytes:
@@ -255,7 +257,7 @@ class _StreamsReader(GroupReader):
             await client.aclose()
 
     async def _read(self, client: Any, backoff: Backoff) -> None:
-        """Reads until all streams are at their ends."""
+        """Reads until all streams have been read to their ends."""
         bounded, monotonic = self._config.bounded, self.ctx.host.clock.monotonic
         looked = monotonic()
         while True:
@@ -306,9 +308,7 @@ class _StreamsReader(GroupReader):
         await self.put(stream, messages, last=last)
 
     async def _check(self, client: Any, stream: str, behind: str) -> None:
-        """Raises an error if the stream can never have had an entry with the id `behind`, because
-        it was replaced.
-        """
+        """Raises StateError if the stream was replaced: its ids never reached `behind`."""
         if behind == BEGINNING or not await exists(client, self._config, stream):
             return
         found = await client.xinfo_stream(stream)

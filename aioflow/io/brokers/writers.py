@@ -1,7 +1,7 @@
-"""Base class of writers to message brokers that confirm each message.
+"""The base class of writers to message brokers that confirm each message.
 
-A flush publishes all messages and returns once the server has confirmed them, and a checkpoint
-waits for the flush. So these sinks deliver at least once.
+A flush publishes all messages and returns once the server has confirmed them. A checkpoint waits
+for the flush, so these sinks deliver at least once.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ __all__ = ["PIECE_MESSAGES", "ConfirmedWriter", "wrong_result"]
 M = TypeVar("M")
 
 PIECE_MESSAGES = 1_000
-"""Number of messages at which the writer requests a flush, and which wait for confirmation."""
+"""Number of messages at which the writer requests a flush, and maximum number that wait for
+confirmation.
+"""
 
 PIECE_BYTES = 32 * 1024 * 1024
-"""Size of the bodies at which the writer requests a flush."""
+"""Total size of the message bodies at which the writer requests a flush."""
 
 
 class ConfirmedWriter(BaseWriter[Any], Generic[M]):
     """A writer of messages of the type M.
 
-    `write_batch` of a subclass encodes records, and adds to `_pending` and `_bytes`.
+    A subclass defines `write_batch`, which encodes records, appends them to `_pending`, and adds
+    their size to `_bytes`.
     """
 
     linger_ms = LINGER_MS
     _config: Any
-    """The arguments of the connector: `format` and `backoff` among them."""
+    """The arguments of the connector, among them `format` and `backoff`."""
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class ConfirmedWriter(BaseWriter[Any], Generic[M]):
         self._explained = explained
         self._encode, self._head_of = config.format.encoder(repr(config), ctx.host)
         self._head = b""
-        """The bytes before each body."""
+        """The schema registry's bytes before each body, or none."""
         self._pending: list[M] = []
         self._bytes = 0
         """Size of the bodies of the pending messages."""
@@ -62,7 +65,9 @@ class ConfirmedWriter(BaseWriter[Any], Generic[M]):
         return len(self._pending) >= PIECE_MESSAGES or self._bytes >= PIECE_BYTES
 
     async def _learn(self, destination: str) -> None:
-        """Asks the registry for the bytes before the bodies that go to `destination`."""
+        """Asks the schema registry for the bytes to write before each body that goes to
+        `destination`.
+        """
         if self._head_of is not None:
             self._head = await self._head_of(destination)
 
@@ -79,7 +84,7 @@ class ConfirmedWriter(BaseWriter[Any], Generic[M]):
             )
 
     async def _publish(self, pending: list[M]) -> None:
-        """Publishes the first messages of `pending`, and removes those that were confirmed."""
+        """Publishes the first messages of `pending`, and removes the confirmed ones from it."""
         raise TypeError(f"{type(self).__name__} must define _publish(self, pending)")
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
@@ -88,8 +93,8 @@ class ConfirmedWriter(BaseWriter[Any], Generic[M]):
 
 
 def wrong_result(sink: object, argument: str, result: Any, value: Any, expected: str) -> TypeError:
-    """Returns the error for a sink's argument, such as `topic=`, whose function gave `result` for
-    the record `value`.
+    """Returns the error for a function that was passed to a sink, such as `topic=`, and returned
+    the invalid `result` for the record `value`.
     """
     return TypeError(
         f"sink {sink!r}: {argument}= gave {describe_record(result)} for {describe_record(value)}, "

@@ -1,31 +1,33 @@
-"""The common parts of the readers of changes: a buffer of changes, and the position in the server's
-log, which may be within a transaction or a snapshot.
+"""The common parts of the readers of changes: a buffer of changes, and the position of the reader,
+which may be within a transaction or a snapshot.
 
-A position is None at the beginning, and otherwise a list:
+A place is an integer offset in the server's log, in the order of the log. A position is None at the
+beginning, and otherwise a list:
 
     ["snapshot", start, ranges, table, key, as_of]   a row of the snapshot was read
-        `start` is the place in the log where the changes begin, `as_of` that of this snapshot, and
-        `key` has the texts of the row's key. `ranges` are those read before.
-    ["log", end, commit, count, ranges]              all transactions before `end` were read, and of
-        the one at `commit` the first `count` changes
+        `start` is the place where the changes begin, and `as_of` the place of this snapshot. `key`
+        has the texts of the row's key. `ranges` are the ranges that were read before.
+    ["log", end, commit, count, ranges]              all transactions before `end` were read, and
+        the first `count` changes of the transaction at `commit`
 
-Places are integers in the order of the log. A reader may add its own parts behind these.
+A reader may append its own items to the list.
 
 A checkpoint may fall within a transaction. After a restore the server sends this transaction again
-from its beginning, with the same changes, and the reader leaves out the counted ones. The reader
-stops reading the socket while its buffer is full, so memory is bounded for any transaction.
+from its beginning, with the same changes, and the reader skips the first `count`. The reader stops
+reading the socket while its buffer is full, so memory is bounded for any transaction.
 
 A snapshot cannot be opened again after its connection is gone. So the remaining rows are read in a
-later snapshot, as of a later place in the log. The changes are still read from the first place on.
-Each key belongs to a range that was read as of one place, and its row contains all changes before
-this place. The reader drops these changes, so a change of the key itself may become a deletion or
-an insert. The method is that of DBLog (Andreakis and Papapanagiotou, 2020). No marks in the log are
-needed, because the server names the place of a snapshot.
+later snapshot, as of a later place in the log. The changes are still read from `start` on. Each key
+belongs to a range that was read as of one place, and its row contains all changes before this
+place. The reader drops these changes. So an update that moves a row to another key may become a
+deletion or an insert. The method is that of DBLog (Andreakis and Papapanagiotou, 2020), but needs
+no watermarks in the log, because the server reports the place of a snapshot.
 
 A range is [table, last key, as of]: the keys of the table after the previous range, up to the last
-key. None as the last key is the end of the table. Python compares the keys, so a key may only have
-types that Python orders as the server does. An empty list as the last key marks a table without
-such a key. This table was read again from its beginning, and none of its changes is dropped.
+key. None as the last key means the end of the table. Python compares the keys, so a key may only
+have types that Python orders as the server does. An empty list as the last key marks a table
+without such a key. Such a table is read again from its beginning, and none of its changes is
+dropped.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ __all__ = [
 ]
 
 BUFFERED_BYTES = 16 << 20
-"""Maximum size of the rows that wait in memory. One block of messages may wait in addition."""
+"""Maximum size of the buffered rows. One block of messages may exceed it."""
 
 RECEIVED_BYTES = 1 << 20
-"""Number of received bytes at which reading from the socket pauses."""
+"""Number of unprocessed bytes at which reading from the socket pauses."""
 
 SNAPSHOT, LOG = "snapshot", "log"
 
@@ -72,14 +74,16 @@ N = TypeVar("N", bound="Named")
 
 
 class Named(Protocol):
-    """A table."""
+    """A table; any class that has its name."""
 
     @property
     def name(self) -> str: ...
 
 
 class RowsOf(Protocol):
-    """The interface of a table's rows that `ChangeLog` needs. Each reader has a type of row."""
+    """The interface to a table's rows. `ChangeLog` uses it, because each reader has its own type of
+    row.
+    """
 
     @property
     def table(self) -> str:
@@ -92,16 +96,16 @@ class RowsOf(Protocol):
 
 
 class Frames(asyncio.Protocol, Generic[F]):
-    """Collects the messages of a server, over a connection that another client has opened.
+    """Collects the messages of a server, over a connection that a client library has opened.
 
-    Invariant: no more than `RECEIVED_BYTES` and one message wait in memory. The socket is not read
-    while they do, and the server waits.
+    Invariant: at most about `RECEIVED_BYTES` and one message wait in memory. At this bound the
+    socket is not read, and the server waits.
     """
 
     def __init__(
         self, transport: Any, complete: Callable[[bytearray], tuple[list[F], int]]
     ) -> None:
-        """`complete` returns the whole messages in a buffer, and their length."""
+        """`complete` returns the complete messages in a buffer, and their total length."""
         self._transport = transport
         self._complete = complete
         self._buffer = bytearray()
@@ -126,7 +130,9 @@ class Frames(asyncio.Protocol, Generic[F]):
             waiter.set_result(None)
 
     async def take(self) -> list[F]:
-        """Returns the messages that came, at least one. Raises OSError if the connection ended."""
+        """Waits for messages. Returns the received ones, at least one. Raises OSError if the
+        connection ended.
+        """
         while True:
             if frames := self._taken():
                 return frames
@@ -151,23 +157,24 @@ class Frames(asyncio.Protocol, Generic[F]):
 class ChangeReader(StreamReader):
     """Reads the one split of a source of changes.
 
-    A subclass makes a change of the content of a message: `change`. `read` connects and reads.
+    A subclass defines `read`, which connects and reads, and `change`, which converts the content of
+    a message to a change.
     """
 
     def __init__(self, ctx: SourceContext, config: ChangesConfig) -> None:
         super().__init__(ctx, self._made, config.on_error)
         self.config = config
         self.behind: Position | None = None
-        """The position after everything that was put into the buffer."""
+        """The position after the last message that was put into the buffer."""
         self._bytes = 0
 
     @abstractmethod
     async def read(self, backoff: Backoff) -> None:
-        """Connects, and reads to the end. Resets `backoff` when something came."""
+        """Connects, and reads to the end. Resets `backoff` once data has arrived."""
 
     @abstractmethod
     def change(self, content: Any) -> Any:
-        """Returns the change of `content`, whose last item is its size."""
+        """Converts `content`, a tuple whose last item is its size, to a change."""
 
     @abstractmethod
     def is_away(self, error: Exception) -> bool:
@@ -175,7 +182,9 @@ class ChangeReader(StreamReader):
 
     @abstractmethod
     def explained(self, error: Exception) -> BaseException | None:
-        """Returns an error that says what to do about `error` of the server, or None."""
+        """Returns an error that tells the user how to fix the server's `error`, or None if there is
+        none.
+        """
 
     async def open(self, splits: Sequence[Split]) -> None:
         if splits:
@@ -197,7 +206,9 @@ class ChangeReader(StreamReader):
     async def hand_over(
         self, messages: list[Message], size: int, behind: Position, *, last: bool = False
     ) -> None:
-        """Puts messages of `size` bytes into the buffer, and waits while the buffer is full."""
+        """Puts messages of `size` bytes into the buffer, and waits while the buffer is full.
+        `behind` is the position after them.
+        """
         self.behind, self._bytes = behind, self._bytes + size
         (split_id,) = self.splits
         if messages or last:
@@ -215,7 +226,8 @@ class ChangeReader(StreamReader):
         """Reads the rows of all remaining tables, as of the place `as_of` in the log.
 
         `start` is the place where the changes begin. `read(table, begin, key)` reads the rows of a
-        table behind the texts of a key. `begin` is the beginning of the positions of these rows.
+        table whose key is greater than `key`, a list of texts. `begin` has the first items of the
+        positions of these rows.
         """
         ranges: list[list[Any]] = []
         if self.behind is not None:
@@ -241,10 +253,10 @@ class ChangeReader(StreamReader):
         as_of: int,
         place: str,
     ) -> None:
-        """Puts the rows of a table, whose cells are texts.
+        """Puts the rows of a table, whose cells are texts, into the buffer.
 
-        `key` has the columns of the key by which the rows are ordered, and `encoding` that of its
-        texts. `place` is `as_of` as a text.
+        `key` has the indexes of the key columns by which the rows are ordered. `encoding` is the
+        encoding of their texts. `place` is `as_of` as a text.
         """
         where, now_ms = f"row of {rows.table!r}", self.ctx.host.clock.wall_ms()
         async for page in pages:
@@ -265,7 +277,9 @@ class ChangeReader(StreamReader):
 
 
 class ChangeLog:
-    """The place within the log: a transaction, and the number of its changes that were read."""
+    """Tracks the position within the log: the transaction, and the number of its changes that were
+    read.
+    """
 
     def __init__(
         self,
@@ -274,7 +288,9 @@ class ChangeLog:
         end: int | None,
         ranges: SnapshotRanges | None,
     ) -> None:
-        """`ranges` are as in `begin`. The reader ends at the place `end`."""
+        """`begin` is the position to start from; `ranges` are its ranges with decoded keys. The
+        reader ends at the place `end`, or never if it is None.
+        """
         _, self.done, self._cut, self._count, self._told_ranges, *self.more = begin
         self._config = config
         self._end = end
@@ -302,7 +318,9 @@ class ChangeLog:
         self.at_end = self._end is not None and place >= self._end
 
     def begin(self, commit: int, place: str, timestamp_ms: int) -> None:
-        """Notes that a transaction begins, whose place is `commit`, and `place` as a text."""
+        """Notes that a transaction begins. `commit` is its place in the log, and `place` the same
+        as text.
+        """
         if self._end is not None and commit >= self._end:
             self.at_end = True
             return
@@ -312,17 +330,19 @@ class ChangeLog:
         self._place, self._timestamp_ms = place, timestamp_ms
 
     def commit(self, end: int) -> None:
-        """Notes that the transaction has ended before `end`."""
+        """Notes that the transaction has ended, and that the next place in the log is `end`."""
         self.inside = False
         self.reached(end)
 
     def is_new(self) -> bool:
-        """Counts a change. Returns whether it was not read yet."""
+        """Counts a change. Returns whether it is new, not one that was read before a restore."""
         self._number += 1
         return self._number > self._skip
 
     def truncate(self, messages: list[Message], table: str) -> None:
-        """Adds a truncate of `table`, unless the snapshot was read after the truncate."""
+        """Adds a truncate of `table` to `messages`, unless the snapshot was read after the
+        truncate.
+        """
         if self._ranges is not None:
             changes = self._ranges.truncates(table, self._commit)
             if changes is None:
@@ -346,8 +366,8 @@ class ChangeLog:
     ) -> int:
         """Adds a change to `messages`. Returns its size, or 0 if the snapshot contains it.
 
-        `old` is the row before the change, or only its key unless `whole`; `new` is the row after
-        it.
+        `old` is the row before the change; unless `whole`, it has only the key. `new` is the row
+        after the change.
         """
         if self._ranges is not None:
             had = old if old is not None else new
@@ -383,20 +403,22 @@ class ChangeLog:
 
 
 class SnapshotRanges:
-    """The ranges of all tables. Immutable."""
+    """The ranges of all tables that snapshots have read. Immutable."""
 
     def __init__(self, ranges: Sequence[Sequence[Any]]) -> None:
-        """Makes the ranges from those in a position."""
+        """Makes the object from the ranges of a position, with decoded keys."""
         self._ranges: dict[str, list[tuple[tuple[Any, ...] | None, int]]] = {}
         for table, last, as_of in ranges:
             self._ranges.setdefault(table, []).append(
                 (None if last is None else tuple(last), as_of)
             )
         self.end = max((as_of for _, _, as_of in ranges), default=0)
-        """The place from which on no change is dropped."""
+        """The place from which on all changes are kept."""
 
     def contains(self, table: str, key: tuple[Any, ...], commit: int) -> bool:
-        """Returns whether the row with `key` was read after the commit at `commit`."""
+        """Returns whether the snapshot that read the range of `key` already contains the
+        transaction at `commit`.
+        """
         for last, as_of in self._ranges.get(table, ()):
             if last == ():
                 return False
@@ -405,9 +427,10 @@ class SnapshotRanges:
         return False
 
     def truncates(self, table: str, commit: int) -> bool | None:
-        """Returns whether a truncate at `commit` removes the rows that were read.
+        """Returns whether a truncate at `commit` removes the rows that the snapshots of `table`
+        have read.
 
-        True means all of the rows, False none, and None some of them.
+        True means that it removes all of these rows, False none, and None some.
         """
         ranges = self._ranges.get(table, [])
         if any(last == () for last, _ in ranges):

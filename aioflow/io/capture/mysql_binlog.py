@@ -1,12 +1,13 @@
-"""The events of the binary log of MySQL and MariaDB: transactions, tables and rows, without I/O.
+"""Decodes the events of the binary log of MySQL and MariaDB: transactions, tables and rows. Does no
+I/O.
 
-An event has a head of 19 bytes and, if the log has checksums, 4 bytes at its end. A `TableMap`
-comes before the rows of a transaction. It has the types of the columns and, with
-`binlog_row_metadata = FULL`, also their names, signs, character sets and the primary key. So rows
-are read with the columns that the table had when they were written. See "Replication Protocol" in
-MariaDB's documentation, and "Binlog Event" in the source of MySQL.
+An event has a header of 19 bytes and, if the log has checksums, 4 bytes at its end. In a
+transaction, a `TableMap` precedes the rows of a table. It has the types of the columns. With
+`binlog_row_metadata = FULL` it also has their names, signs, character sets, and the primary key. So
+rows are decoded with the columns that the table had when they were written. See "Replication
+Protocol" in MariaDB's documentation, and "Binlog Event" in the source of MySQL.
 
-`mysql_values` reads the values.
+`mysql_values` decodes the values.
 """
 
 from __future__ import annotations
@@ -79,16 +80,16 @@ GTID, ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID = 33, 34, 42, 162
 XA_PREPARE, PARTIAL_UPDATE, PAYLOAD = 38, 39, 40
 ROWS = {23: "insert", 24: "update", 25: "delete", 30: "insert", 31: "update", 32: "delete"}
 COMPRESSED = range(165, 172)
-"""Kinds of MariaDB's compressed events."""
+"""Event kinds of MariaDB's compressed events."""
 
 ARTIFICIAL = 0x20
-"""Flag of an event that the server made for the reader: it has no place in the log."""
+"""Flag of an event that the server generated for the reader, and that is not in the log."""
 
 _METADATA = {
     FLOAT: 1, DOUBLE: 1, VARCHAR: 2, BIT: 2, NEWDECIMAL: 2, BLOB: 1, GEOMETRY: 1, JSON: 1,
     STRING: 2, VAR_STRING: 2, TIMESTAMP2: 1, DATETIME2: 1, TIME2: 1, 140: 1, 141: 2, 242: 1,
 }  # fmt: skip
-"""Type -> number of bytes that describe a column of it."""
+"""Column type -> number of metadata bytes for a column of this type."""
 
 _SIGNS, _DEFAULT_CHARSET, _CHARSETS, _NAMES, _SETS, _ENUMS = 1, 2, 3, 4, 5, 6
 _KEY, _KEY_PREFIX, _DEFAULT_ENUM_CHARSET, _ENUM_CHARSETS = 8, 9, 10, 11
@@ -97,12 +98,12 @@ _HEAD = Struct("<IBIIIH").unpack_from
 
 
 class Event(NamedTuple):
-    """The head of an event, and its body without the checksum."""
+    """The header fields of an event, and its body without the checksum."""
 
     kind: int
     timestamp_s: int
     end: int
-    """The place behind the event in its file, in 32 bits; 0 if the event has none."""
+    """The offset in the file after the event, in 32 bits; 0 if the event has none."""
     flags: int
     body: bytes
 
@@ -111,13 +112,15 @@ class TableMap(NamedTuple):
     """The columns of a table, for the rows in the events that follow."""
 
     columns: list[BinlogColumn]
-    """Empty names, unless the log has all metadata."""
+    """The columns. Their names are empty unless the log has full metadata."""
     key: list[str]
     """The columns of the primary key."""
 
 
 def head(payload: bytes, checksums: bool) -> Event:
-    """Returns the event in a packet of the server. The first byte of the packet marks an event."""
+    """Returns the event in a packet of the server. The first byte of the packet is a marker and is
+    skipped.
+    """
     try:
         timestamp_s, kind, _server, size, end, flags = _HEAD(payload, 1)
     except error:
@@ -128,15 +131,15 @@ def head(payload: bytes, checksums: bool) -> Event:
 
 
 def format_checksums(event: Event) -> bool:
-    """Returns whether the events behind this description of a file have checksums.
+    """Returns whether the events that follow the format description `event` have checksums.
 
-    `event.body` has its own checksum still.
+    `event.body` must still contain the checksum of `event` itself.
     """
     return len(event.body) > 5 and event.body[-5] == 1
 
 
 def rotation_of(event: Event) -> tuple[str, int]:
-    """Returns the file that follows, and the place in it."""
+    """Returns the name of the log's next file, and the offset where its events begin."""
     try:
         return event.body[8:].decode(), int.from_bytes(event.body[:8], "little")
     except ValueError as cause:
@@ -154,7 +157,7 @@ def query_of(event: Event) -> tuple[str, str]:
 
 
 def lenenc(body: bytes, at: int) -> tuple[int, int]:
-    """Returns an integer of the protocol's variable length, and the place behind it."""
+    """Returns the length-encoded integer at offset `at`, and the offset after it."""
     first = body[at]
     if first < 251:
         return first, at + 1
@@ -167,7 +170,7 @@ def _malformed(what: str) -> MalformedInput:
 
 
 def table_name_of(event: Event) -> tuple[str, str]:
-    """Returns the database and the name of the table of a description."""
+    """Returns the database and the table name in a table map event."""
     body, at = event.body, 8
     names = []
     try:
@@ -181,7 +184,7 @@ def table_name_of(event: Event) -> tuple[str, str]:
 
 
 def table_map_of(event: Event) -> TableMap:
-    """Returns the description of a table in `event`."""
+    """Returns the `TableMap` in a table map event."""
     try:
         return _table_map(event.body)
     except (IndexError, KeyError, ValueError) as cause:
@@ -227,7 +230,7 @@ def _described(
     lengths: list[int],
     fields: Mapping[int, bytes],
 ) -> TableMap:
-    """Returns a table made of its types and of the optional metadata."""
+    """Returns the `TableMap` for the types, lengths and optional metadata of columns."""
     count = len(types)
     names = [text.decode() for text in _strings(fields.get(_NAMES, b""))] or [""] * count
     signs = iter(_bits(fields.get(_SIGNS, b"")))
@@ -284,7 +287,7 @@ def _strings(content: bytes) -> list[bytes]:
 
 
 def _lists(content: bytes) -> Iterator[list[bytes]]:
-    """Yields lists of texts."""
+    """Yields the lists of texts in an optional metadata field, one for each ENUM or SET column."""
     at = 0
     while at < len(content):
         count, at = lenenc(content, at)
@@ -297,13 +300,13 @@ def _lists(content: bytes) -> Iterator[list[bytes]]:
 
 
 class RowShape:
-    """Reads the rows of a table with certain columns."""
+    """Decodes the rows of a table that have the columns of one `TableMap`."""
 
     def __init__(
         self, table: TableMap, charsets: Mapping[int, str], json_columns: frozenset[str]
     ) -> None:
-        """`charsets` has the character sets of collations. `json_columns` are texts that contain
-        JSON. Raises ValueError naming a column that cannot be read.
+        """`charsets` maps collations to character sets. `json_columns` names text columns that
+        contain JSON. Raises ValueError naming a column that cannot be decoded.
         """
         self.names = [column.name for column in table.columns]
         self._readers: list[Any] = []
@@ -339,12 +342,12 @@ class RowShape:
 
 
 def table_id(event: Event) -> int:
-    """Returns the number of the table of a description, or of rows."""
+    """Returns the number of the table in a table map event or rows event."""
     return int.from_bytes(event.body[:6], "little")
 
 
 def rows_of(event: Event, shape: RowShape) -> list[tuple[Any, ...]] | None:
-    """Returns the rows of an event. None if it has only a part of the columns."""
+    """Returns the rows of an event. Returns None if the event lacks some of the columns."""
     try:
         return _rows(event, shape)
     except (IndexError, KeyError, ValueError, error) as cause:
@@ -385,12 +388,14 @@ _PARTITION = re.compile(r"\b(?:DROP|TRUNCATE|EXCHANGE)\s+PARTITION\b", re.IGNORE
 
 
 def statement(text: str) -> str:
-    """Returns a statement without its comments."""
+    """Returns the SQL statement `text` without comments."""
     return _COMMENT.sub(" ", text).strip()
 
 
 def _table_at(text: str, at: int, database: str) -> tuple[tuple[str, str], int] | None:
-    """Returns the database and the table that are named at a place, and the place behind them."""
+    """Returns the database and the table that `text` names at offset `at`, and the offset after the
+    name. The default is `database`.
+    """
     found = _TABLE.match(text, at)
     if found is None:
         return None
@@ -404,14 +409,17 @@ def _table_at(text: str, at: int, database: str) -> tuple[tuple[str, str], int] 
 
 
 def truncated_table(text: str, database: str) -> tuple[str, str] | None:
-    """Returns the database and the table that a statement empties, or None."""
+    """Returns the database and the table that a TRUNCATE statement empties. Returns None for any
+    other statement.
+    """
     begin = _TRUNCATE.match(text)
     found = None if begin is None else _table_at(text, begin.end(), database)
     return None if found is None else found[0]
 
 
 def removed_tables(text: str, database: str) -> list[tuple[str, str]]:
-    """Returns the tables that a statement drops or replaces, or of which it removes a partition.
+    """Returns the database and name of each table that a statement drops or replaces, or from which
+    it removes a partition.
 
     An empty name stands for all tables of the database.
     """

@@ -1,8 +1,8 @@
-"""Loads and checks what `mysql_changes` needs of a server: settings, tables, the place in the log,
-and the state that a snapshot reads.
+"""Loads and checks what `mysql_changes` needs from a server: settings, tables, the place in the
+log, and a consistent snapshot.
 
-All checks come before the first row. So a wrong setting is an error at the start of a job, which
-says what to do, and not a stream that stays empty.
+All checks are made before the first row is read. So a wrong setting is a helpful error at the start
+of a job, not a stream that stays empty.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ __all__ = [
 ]
 
 FILE_SHIFT = 40
-"""Number of bits of a place that tell the place within its file."""
+"""Number of low bits of a place in the log that hold the offset in the file. The file's number is
+above them.
+"""
 
 LOCK_WAIT_S = 10
-"""Time for which the lock of the tables waits for transactions that are open."""
+"""Maximum time that LOCK TABLES waits for open transactions."""
 
 ORDERED_TYPES = frozenset(
     {
@@ -48,10 +50,10 @@ ORDERED_TYPES = frozenset(
         "timestamp", "binary", "varbinary", "char", "varchar",
     }
 )  # fmt: skip
-"""Types of keys that Python orders as `_ordered` orders them at the server."""
+"""Column types whose values Python orders as the server does with the SQL of `_ordered`."""
 
 NO_COLUMN = 1054
-"""Error of a statement with an unknown column: only later versions of MariaDB have this one."""
+"""Error number for an unknown column, which earlier versions of MariaDB lack."""
 
 OnCascade = Literal["fail", "ignore"]
 
@@ -84,7 +86,7 @@ class Table:
     primary: list[str]
     """The columns of the primary key, in its order."""
     json_columns: frozenset[str]
-    """Columns of MariaDB's type JSON, which are texts with a check."""
+    """Columns of MariaDB's type JSON, which stores texts with a validity check."""
 
     @property
     def quoted(self) -> str:
@@ -124,7 +126,9 @@ async def _settings(connection: MysqlConnection) -> dict[str, str]:
 
 
 async def check_server(connection: MysqlConnection, config: MysqlChangesConfig) -> dict[str, str]:
-    """Returns settings of the server. Raises GraphError if one would keep changes from coming."""
+    """Returns settings of the server. Raises GraphError for a setting with which the server would
+    not send the changes.
+    """
     found = await _settings(connection)
     for name, (wanted, remedy) in SETTINGS.items():
         value = found.get(name)
@@ -167,7 +171,9 @@ def place_of(file: str, place: int) -> int:
 
 
 def place_text(file: str, place: int) -> str:
-    """Returns a place as the server writes it. `file` is any file of the log."""
+    """Returns `place` as the server writes it, "FILE:OFFSET". `file` is the name of any file of the
+    log.
+    """
     base, _, digits = file.rpartition(".")
     return f"{base}.{place >> FILE_SHIFT:0{len(digits)}}:{place & ((1 << FILE_SHIFT) - 1)}"
 
@@ -178,7 +184,9 @@ def split_name(config: MysqlChangesConfig, table: str) -> tuple[str, str]:
 
 
 async def load_tables(connection: MysqlConnection, config: MysqlChangesConfig) -> list[Table]:
-    """Returns the tables of `config`. Raises GraphError if one is not there, or cannot be read."""
+    """Returns the tables of `config`. Raises GraphError if a table does not exist or cannot be
+    read.
+    """
     found = []
     is_mariadb = "mariadb" in (await _settings(connection))["version"].lower()
     for name in config.tables:
@@ -226,7 +234,7 @@ async def load_tables(connection: MysqlConnection, config: MysqlChangesConfig) -
 async def check_tables(
     connection: MysqlConnection, config: MysqlChangesConfig, tables: Sequence[Table]
 ) -> None:
-    """Raises GraphError for a table whose changes would not come, or not all of them."""
+    """Raises GraphError for a table some of whose changes would not be in the log."""
     for table in tables:
         named = table.database, table.table
         ((kind, engine),) = await connection.rows(
@@ -280,7 +288,9 @@ async def load_charsets(connection: MysqlConnection) -> dict[int, str]:
 
 
 def refusal(config: MysqlChangesConfig, error: BaseException) -> BaseException | None:
-    """Returns an error that says what to do about `error` of the server, or None."""
+    """Returns an error that tells the user how to fix the server's `error`, or None if there is
+    none.
+    """
     number, text = error_number(error), str(error)
     if number == 1227:
         return GraphError(
@@ -310,7 +320,7 @@ def lost(config: MysqlChangesConfig, what: str) -> StateError:
 
 
 async def kept_file(connection: MysqlConnection, config: MysqlChangesConfig, place: int) -> str:
-    """Returns the file of `place`. Raises StateError if the server does not have it any more."""
+    """Returns the log file of `place`. Raises StateError if the server no longer has it."""
     files = {row[0]: int(row[1]) for row in await connection.rows("SHOW BINARY LOGS")}
     for file, size in files.items():
         if place_of(file, 0) >> FILE_SHIFT == place >> FILE_SHIFT:
@@ -332,8 +342,8 @@ async def kept_file(connection: MysqlConnection, config: MysqlChangesConfig, pla
 async def begin_snapshot(
     connection: MysqlConnection, config: MysqlChangesConfig, tables: Sequence[Table]
 ) -> tuple[str, int]:
-    """Begins a transaction that reads one state. Returns a file of the log, and the place of this
-    state.
+    """Begins a transaction that reads a consistent snapshot. Returns the name of a log file, and
+    the place of the snapshot in the log.
     """
     for statement in (
         "SET SESSION net_write_timeout = 31536000, wait_timeout = 2147483",

@@ -1,7 +1,7 @@
 """The reader of `mysql_changes`: the rows of a snapshot, then the events of the binary log.
 
-The changes of a transaction wait for its end, up to `HELD_BYTES`. A server that crashes may leave a
-part of a transaction in its log, which it did not commit.
+Up to `HELD_BYTES` of a transaction's changes are held back until it ends, because a server that
+crashes may leave a part of an uncommitted transaction in its log.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ if TYPE_CHECKING:
 __all__ = ["MysqlChangeReader"]
 
 HELD_BYTES = 4 << 20
-"""Number of bytes of changes of a transaction that wait for its end. A server that crashes may
-leave a part of a transaction in its log. A larger transaction is handed over before its end.
+"""Maximum size of a transaction's changes that are held back until the transaction ends. The
+changes of a larger transaction are emitted before its end.
 """
 
 BEGINS = (binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIADB_GTID)
-"""Events before a transaction, or before a statement that is a transaction by itself."""
+"""Kinds of the events that precede a transaction, or a statement that is a transaction by itself.
+"""
 
 SHAPES = 1_000
-"""Number of descriptions of tables that are kept, at most."""
+"""Maximum number of table maps that are cached."""
 
 LOCK_WAITED = 1205
-"""Error of a lock that transactions of other programs hold for too long."""
+"""Error number for a lock that transactions of other programs held for too long."""
 
 STANDALONE, PREPARED_XA = 1, 64
 """Flags of MariaDB's `MARIADB_GTID`."""
@@ -74,7 +75,7 @@ class RowReader:
         make: Callable[[dict[str, Any]], Any] | None,
         texts: Sequence[Callable[[bytes], Any]] = (),
     ) -> None:
-        """`texts` makes values of the texts of a snapshot."""
+        """`texts` has a function for each column, which decodes a text of a snapshot."""
         self.table = table
         self._names = names
         self._make = make
@@ -90,7 +91,7 @@ class RowReader:
         return row if self._make is None else self._make(row)
 
     def values(self, cells: Sequence[bytes | None]) -> list[Any]:
-        """Returns the values of a row of the snapshot."""
+        """Decodes the texts of a snapshot's row into values."""
         return [
             None if cell is None else read(cell)
             for read, cell in zip(self._texts, cells, strict=True)
@@ -106,7 +107,7 @@ class MysqlChangeReader(ChangeReader):
         super().__init__(ctx, config)
         self.tables: dict[tuple[str, str], Table] = {}
         self.charsets: dict[int, str] = {}
-        """Collation of the server -> its character set."""
+        """Collation number -> name of its character set."""
 
     def content_of(self, content: Any) -> bytes:
         cells = content[4] or content[2] or ()
@@ -200,7 +201,7 @@ class MysqlChangeReader(ChangeReader):
             connection.abort()
 
     def ranges(self, told: Sequence[Sequence[Any]]) -> SnapshotRanges:
-        """Returns the ranges of a position, with the values of the keys."""
+        """Returns the ranges `told`, taken from a position, with decoded keys."""
         found: list[list[Any]] = []
         by_name = {table.name: table for table in self.tables.values()}
         for name, texts, as_of in told:
@@ -234,7 +235,7 @@ class MysqlChangeReader(ChangeReader):
 
 
 def _ordered(name: str, type_name: str) -> str:
-    """Returns SQL of a column of a key that orders it as Python does: texts by code points."""
+    """Returns the SQL expression that orders a key column as Python does: texts by code points."""
     column = quoted(name, "a column")
     if type_name in ("char", "varchar"):
         return f"CAST(CONVERT({column} USING utf8mb4) AS BINARY)"
@@ -242,12 +243,16 @@ def _ordered(name: str, type_name: str) -> str:
 
 
 def _ordered_value(value: Any) -> Any:
-    """Returns the value of a key for comparison. Dates become texts, as zero dates are texts."""
+    """Returns a key value in a form for comparison. Dates become texts, because zero dates are
+    texts.
+    """
     return str(value) if isinstance(value, datetime.date) else value
 
 
 def _select(table: Table, key: list[str], last: list[str]) -> str:
-    """Returns the statement that reads the rows of `table` behind `last`, in the order of `key`."""
+    """Returns the statement that reads the rows of `table` after the key `last`, in the order of
+    the columns `key`.
+    """
     types = {column.name: column.type_name for column in table.columns}
     columns = []
     for name, type_name in types.items():
@@ -270,7 +275,7 @@ def _select(table: Table, key: list[str], last: list[str]) -> str:
 
 
 class _Rows(RowReader):
-    """The rows of a table in the log, with the columns of a `TableMap`."""
+    """Decodes the rows of a table in the log, with the columns of a `TableMap`."""
 
     def __init__(
         self,
@@ -285,7 +290,7 @@ class _Rows(RowReader):
 
 
 class _Log(ChangeLog):
-    """The place within the log: its file, and the transaction that is read."""
+    """Tracks the position within the log: the file, and the current transaction."""
 
     def __init__(
         self,
@@ -300,22 +305,26 @@ class _Log(ChangeLog):
         self._reader = reader
         self._file = file
         self._at = begin[1]
-        """The place behind the last event."""
+        """The place in the log after the last event."""
         self._checksums = checksums
         self._tables: dict[int, _Rows | None] = {}
-        """Number of a table in the log -> its rows; None if the table was not asked for."""
+        """Number of a table in the log -> the decoder of its rows; None if the source does not read
+        the table.
+        """
         self._shapes: dict[bytes, _Rows | None] = {}
-        """Description of a table in the log -> its rows; None if the table was not asked for."""
+        """Table map in the log, as bytes -> the decoder of its rows; None if the source does not
+        read the table.
+        """
         self._held: list[Message] = []
-        """Changes of the transaction that has not ended."""
+        """Changes of the current transaction that are held back."""
         self._held_size = 0
         self._before = begin
         """The position before the held changes."""
         self._handed_over = False
-        """Whether changes of the transaction were handed over before its end."""
+        """Whether changes of the current transaction were emitted before its end."""
         self._is_xa = False
         self._is_alone = True
-        """Whether a statement is the whole transaction."""
+        """Whether the current transaction is a single statement, without BEGIN and COMMIT."""
 
     async def read(self, received: list[bytes]) -> None:
         messages: list[Message] = []
@@ -385,7 +394,9 @@ class _Log(ChangeLog):
         self._tables.clear()
 
     def _abandon(self) -> None:
-        """Forgets a transaction that the server did not complete when it crashed."""
+        """Drops the current transaction, which the server did not complete because it crashed.
+        Raises an error if some of its changes were already emitted.
+        """
         if self._handed_over:
             raise lost(
                 self._reader.config,
@@ -454,7 +465,9 @@ class _Log(ChangeLog):
             self.reached(self._at)
 
     async def _statement(self, table: Table, database: str, text: str) -> None:
-        """Reads a statement that is no change of rows."""
+        """Handles the effect of an SQL statement in the log on `table`: a truncate is emitted, and
+        a lost change is an error.
+        """
         emptied = binlog.truncated_table(text, database)
         if emptied is not None:
             if emptied == (table.database, table.table) and self.is_new():

@@ -1,17 +1,17 @@
-"""Reads the changes of tables of MySQL and MariaDB: `mysql_changes(dsn, tables)` gives the existing
-rows, and then each change, by the binary log.
+"""Reads the changes of tables of MySQL and MariaDB: `mysql_changes(dsn, tables)` emits the existing
+rows, and then each change from the binary log.
 
-The snapshot is a transaction whose place in the log the server tells. So between the rows and the
-first change nothing is missing and nothing comes twice. A checkpoint has the place: the number of
-the log's file, shifted by `FILE_SHIFT`, and the place in this file. The place of a transaction is
-that of its first event. `change_reader` says what else a position has; behind that comes the time
-at which the server made the file, in seconds, or 0.
+The snapshot is read in a transaction whose place in the log is known. So no change between the rows
+and the first change is missing or repeated. A place is the number of the log's file, shifted by
+`FILE_SHIFT`, plus the offset in the file. The place of a transaction is that of its first event.
+`change_reader` describes the position in a checkpoint. Here its last item is the time at which the
+server created the file, in seconds, or 0.
 
-The server does not know its readers. It removes files of the log by its own rules, and a reader
-whose file is gone must begin again.
+The server does not track its readers. It removes old log files by its own rules, and a reader whose
+file is gone must start with a new snapshot.
 
-Needs the extra `aioflow[mysql]` (asyncmy), which opens the connections. `mysql_catalog` looks at
-the server, `mysql_change_reader` reads, `mysql_binlog` decodes the events, and `mysql_values` the
+Needs the extra `aioflow[mysql]` (asyncmy), which opens the connections. `mysql_catalog` checks the
+server, `mysql_change_reader` reads, `mysql_binlog` decodes the events, and `mysql_values` the
 values.
 """
 
@@ -76,14 +76,14 @@ def mysql_changes(
     and, on MySQL, LOCK TABLES.
 
     Delivery is exactly once with checkpoints. A run that starts without a checkpoint begins with
-    the rows, or with `snapshot=False` at the end of the log. With `until="latest"` the source ends
-    at the place where the log ends when the job begins.
+    the existing rows, or with `snapshot=False` at the end of the log. With `until="latest"` the
+    source ends at the place where the log ends when the job begins.
 
     `server_id` is the number of this reader among the replicas of the server, by default a large
-    one of its own. Rows that a foreign key changes by CASCADE or SET NULL are not in the log of the
-    server: `on_cascade` says whether tables with such a key are refused, or read without these
-    changes. `backoff` is the first delay between two tries to connect. `on_error` handles rows that
-    are not of `type`.
+    number that is unlikely to be in use. Rows that a foreign key changes by CASCADE or SET NULL are
+    not in the log of the server: `on_cascade` says whether tables with such a key are refused, or
+    read without these changes. `backoff` is the first delay between two tries to connect.
+    `on_error` handles rows that are not of `type`.
     """
     place, names, make = MysqlChanges.checked(
         "mysql_changes", tables, type, until, backoff, on_error
@@ -121,8 +121,8 @@ class MysqlChanges(MysqlChangesConfig, BaseSource[Change[T]]):
     record_type = Change
 
     async def discover(self) -> list[Split]:
-        """Returns one split, after it was checked that the changes can be read. Its payload is the
-        place in the log at which to end, or None.
+        """Checks that the changes can be read, and returns one split. Its payload is the place in
+        the log at which to end, or None.
         """
         end = await reached(self._end, self, is_away, explained=partial(refusal, self))
         return [Split("0", None, end)]

@@ -1,8 +1,9 @@
-"""Values of MySQL and MariaDB: those of the binary log, in bytes, and those of a SELECT, as texts.
+"""Decodes values of MySQL and MariaDB: bytes in the binary log, and texts in the result of a
+SELECT.
 
-Both give the same values. They are those that `af.io.mysql` reads, with three exceptions: a
-TIMESTAMP is an aware datetime in UTC, a BIT is an integer, and JSON is decoded. A date that Python
-does not have, like a zero date, stays a text.
+Both decode to the same values. `af.io.mysql` reads the same values too, with three exceptions: here
+a TIMESTAMP is an aware datetime in UTC, a BIT is an integer, and JSON is decoded. A date that
+Python cannot represent, such as a zero date, stays a text.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ JSON, NEWDECIMAL, ENUM, SET, BLOB, VAR_STRING, STRING, GEOMETRY = (
 NUMERIC = {TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE, YEAR}
 TEXTS = {VARCHAR, VAR_STRING, STRING, BLOB}
 BINARY = 63
-"""The collation of bytes."""
+"""The collation of binary strings."""
 
 Read = Callable[[bytes, int], tuple[Any, int]]
-"""Reads the value at a place. Returns the value and the place behind it."""
+"""Decodes the value at an offset in bytes. Returns the value, and the offset after it."""
 
 
 class BinlogColumn(NamedTuple):
@@ -60,14 +61,14 @@ _CODECS = {
     "gb18030": "gb18030", "big5": "big5", "tis620": "tis-620", "ucs2": "utf-16-be",
     "utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be", "macroman": "mac-roman",
 }  # fmt: skip
-"""Character set of the server -> codec of Python."""
+"""Character set of the server -> Python codec."""
 
 
 def codec_of(collation: int, charsets: Mapping[int, str]) -> str | None:
-    """Returns the codec of a collation's texts; None for bytes. `charsets` has the character sets
-    of collations.
+    """Returns the Python codec for texts of a collation, or None for binary strings. `charsets`
+    maps collations to character sets.
 
-    Raises ValueError for a character set that Python does not have.
+    Raises ValueError for a character set that Python lacks.
     """
     if collation == BINARY:
         return None
@@ -128,7 +129,9 @@ def _date(body: bytes, at: int) -> tuple[Any, int]:
 
 
 def _fraction(digits: int) -> tuple[int, int]:
-    """Returns the number of bytes of a fraction, and the microseconds of its unit."""
+    """Returns the size in bytes of a fraction of a second with `digits` digits, and the number of
+    microseconds of its unit.
+    """
     if digits > 6:
         raise ValueError(f"its fraction has {digits} digits, expected at most 6")
     size = (digits + 1) // 2
@@ -194,7 +197,7 @@ def _time(digits: int) -> Read:
 
 
 _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
-"""Number of digits -> number of their bytes."""
+"""Number of digits -> number of bytes in which a DECIMAL stores them."""
 
 
 def _decimal(digits: int, scale: int) -> Read:
@@ -229,7 +232,7 @@ def _decimal(digits: int, scale: int) -> Read:
 
 
 def _sized(size: int, convert: Callable[[bytes], Any] | None) -> Read:
-    """Reads bytes behind their length."""
+    """Returns a function that decodes bytes after their length, which takes `size` bytes."""
     if size == 1 and convert is None:
 
         def read_short(body: bytes, at: int) -> tuple[Any, int]:
@@ -248,8 +251,8 @@ def _sized(size: int, convert: Callable[[bytes], Any] | None) -> Read:
 
 
 def text_decoder(codec: str) -> Callable[[bytes], str]:
-    """Returns a function that decodes bytes. The five bytes that cp1252 lacks become control
-    characters.
+    """Returns a function that decodes bytes. The five bytes that cp1252 does not define become
+    control characters.
     """
     if codec != "cp1252":
         return lambda content: content.decode(codec)
@@ -313,11 +316,11 @@ SIZED_READERS: dict[int, Callable[[int], Read]] = {
     JSON: lambda length: _sized(length, decode_json),
     BIT: lambda length: _integer((length >> 8) + ((length & 0xFF) > 0), big=True),
 }
-"""Type -> the function that makes a reader of values from the length of a column."""
+"""Column type -> a function that makes the decoder of values from the `length` of a column."""
 
 
 def reader_of(column: BinlogColumn, charsets: Mapping[int, str], as_json: bool) -> Read:
-    """Returns a function that reads values of a column. Raises ValueError for an unknown type."""
+    """Returns a function that decodes values of a column. Raises ValueError for an unknown type."""
     type_, length = column.type, column.length
     if (found := _INTEGERS.get((type_, column.unsigned))) is not None:
         return found
@@ -350,11 +353,13 @@ _JSON_NUMBERS = {
     10: Struct("<Q"), 11: Struct("<d"),
 }  # fmt: skip
 _INLINED = {False: (4, 5, 6), True: (4, 5, 6, 7, 8)}
-"""Types whose values stand in the place of an offset, in small and in large documents."""
+"""Types whose values are stored inline instead of an offset, in small (False) and large (True)
+documents.
+"""
 
 
 def decode_json(content: bytes) -> Any:
-    """Returns the value of a document. Raises ValueError if the document is malformed."""
+    """Decodes a binary JSON document. Raises ValueError if it is malformed."""
     try:
         return _json(content[0], content, 1) if content else None
     except (IndexError, KeyError, OverflowError, RecursionError, error) as cause:
@@ -416,7 +421,9 @@ def _json_items(content: bytes, begin: int, *, is_large: bool, is_object: bool) 
 
 
 def _opaque(kind: int, content: bytes) -> Any:
-    """Returns a value that JSON does not have, as the server writes it in a text of JSON."""
+    """Decodes a value of a type that JSON lacks, such as a date, to what the server writes for it
+    in JSON text.
+    """
     if kind == NEWDECIMAL:
         return float(_decimal(content[0], content[1])(content, 2)[0])
     if kind in (7, DATE, TIME, 12, TIMESTAMP2, DATETIME2, TIME2):
@@ -496,5 +503,7 @@ _TEXT_READERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def text_reader_of(type_name: str) -> Callable[[bytes], Any] | None:
-    """Returns a function that makes a value from a text, or None for an unknown type."""
+    """Returns a function that decodes a text of the column type `type_name`, or None for an unknown
+    type.
+    """
     return _TEXT_READERS.get(type_name)

@@ -1,8 +1,8 @@
 """Decodes the messages of PostgreSQL's output plugin `pgoutput`, protocol version 1.
 
-`decode(message)` returns the content of one message, and keeps no state: a separate message has the
-columns of a relation, before the first change of its rows. Malformed bytes raise MalformedInput.
-See "Logical Replication Message Formats" in PostgreSQL's documentation.
+`decode(message)` returns the content of one message, and keeps no state. The columns of a relation
+come in a separate message before the first change of its rows. Malformed bytes raise
+MalformedInput. See "Logical Replication Message Formats" in PostgreSQL's documentation.
 
 Values are in text format. A cell is bytes, None for NULL, or `UNCHANGED`: a large value that the
 statement did not change, and that the server did not log again.
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 EPOCH_US = 946_684_800_000_000
-"""Microseconds from 1970 to 2000, where the server's time begins."""
+"""Microseconds from 1970 to 2000, the epoch of the server's timestamps."""
 
 
 class _Unchanged:
@@ -114,7 +114,7 @@ _NULL, _TEXT, _SAME = b"n"[0], b"t"[0], b"u"[0]
 
 
 def decode(message: bytes) -> Message | None:
-    """Returns the content of `message`. None for a message that says nothing about rows."""
+    """Returns the content of `message`. Returns None for a message that does not concern rows."""
     try:
         found, end = _decode(message)
     except (IndexError, error, UnicodeDecodeError) as fault:

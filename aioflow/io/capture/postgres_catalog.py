@@ -1,8 +1,8 @@
-"""Loads and checks the things that `postgres_changes` needs of a server: tables, types, the
-publication and the replication slot.
+"""Loads and checks what `postgres_changes` needs from a server: tables, types, the publication and
+the replication slot.
 
-All checks come before the first row. So a wrong setting is an error at the start of a job, which
-says what to do, and not a stream that stays empty.
+All checks are made before the first row is read. So a wrong setting is a helpful error at the start
+of a job, not a stream that stays empty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ reader is gone.
 """
 
 TABLE_KINDS = ("r", "p")
-"""Kinds of relations whose changes are in the log: tables, and tables with partitions."""
+"""Kinds of relations whose changes are in the log: tables, and partitioned tables."""
 
 KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
 
@@ -92,7 +92,9 @@ class Table:
 
 
 async def check_server(connection: Any, config: PostgresChangesConfig) -> None:
-    """Makes the publication. Raises GraphError if a setting would keep changes from coming."""
+    """Creates the publication if needed. Raises GraphError for a setting with which the server
+    would not send the changes.
+    """
     level = await connection.fetchval("SHOW wal_level")
     if level != "logical":
         raise GraphError(
@@ -200,7 +202,7 @@ _PRIMARY = """
 
 
 async def load_tables(connection: Any, config: PostgresChangesConfig) -> list[Table]:
-    """Returns the tables of `config`. Raises StateError if one is not there any more."""
+    """Returns the tables of `config`. Raises StateError if a table no longer exists."""
     tables = []
     has_lists = connection.get_server_version() >= (15,)
     for name in config.tables:
@@ -230,7 +232,9 @@ async def load_tables(connection: Any, config: PostgresChangesConfig) -> list[Ta
 
 
 async def load_types(connection: Any, oids: Sequence[int], types: dict[int, PgType]) -> None:
-    """Adds the types `oids` to `types`, with the types of elements and under domains."""
+    """Loads the types `oids` into `types`, with the element types of arrays and the base types of
+    domains.
+    """
     missing = {oid for oid in oids if oid and oid not in types and not known_type(oid)}
     while missing:
         rows = await connection.fetch(
@@ -319,7 +323,9 @@ def _error_code(error: BaseException) -> str | None:
 
 
 def refusal(config: PostgresChangesConfig, error: BaseException) -> BaseException | None:
-    """Returns an error that says what to do about `error` of the server, or None."""
+    """Returns an error that tells the user how to fix the server's `error`, or None if there is
+    none.
+    """
     code = _error_code(error)
     if "WAL sender" in str(error) or (code == "42501" and "replication" in str(error).lower()):
         return GraphError(
@@ -351,11 +357,11 @@ async def replicate(config: PostgresChangesConfig) -> ReplicationConnection:
 
 @explained
 async def drop_postgres_slot(dsn: str, slot: str, *, publication: str | None = None) -> bool:
-    """Drops a slot that `postgres_changes` has made, and its publication, once no job needs them.
+    """Drops a replication slot that `postgres_changes` has created, and its publication.
 
-    A slot that is kept holds the server's log for ever. `publication` is by default the one with
-    the name of the slot. Returns whether there was such a slot. Raises asyncpg's
-    ObjectInUseError if a job still reads the slot.
+    Drop the slot when no job needs it: until then the server keeps its log. `publication` is by
+    default the publication with the name of the slot. Returns whether there was such a slot. Raises
+    asyncpg's ObjectInUseError if a job still reads the slot.
     """
     name = quoted(publication or slot, "publication")
     connection = await open_connection(dsn, f"drop_postgres_slot(..., {slot!r})")

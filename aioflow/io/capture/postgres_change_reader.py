@@ -1,6 +1,7 @@
 """The reader of `postgres_changes`: the rows of the slot's snapshot, then the stream of the slot.
 
-`change_reader` says what a position is. The place of a transaction is that of its commit.
+`change_reader` describes the position of a reader. The place of a transaction is the place of its
+commit in the log (LSN).
 
 Invariant: the reader confirms to the server only places in the log that a complete checkpoint
 covers. The server may remove its log before a confirmed place.
@@ -69,15 +70,17 @@ if TYPE_CHECKING:
 __all__ = ["PostgresChangeReader"]
 
 STATUS_EVERY_S = 5.0
-"""Interval of the messages that keep the connection alive. The server ends it after a minute
-without one, unless `wal_sender_timeout` says otherwise.
+"""Interval of the messages that keep the connection alive. By default the server ends the
+connection after a minute without a message (`wal_sender_timeout`).
 """
 
 UNTIL_EVERY_S = 0.2
-"""The same for a source that ends: it asks how far the server has read its log."""
+"""Interval of these messages for a source with `until`. They also ask how far the server has read
+its log.
+"""
 
 SLOW_SLOT_S = 5.0
-"""Time after which a warning says what the creation of a slot waits for."""
+"""Time after which a slow creation of a slot is explained in a warning."""
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +112,7 @@ class RowReader:
         }
 
     def row(self, cells: Sequence[Cell]) -> Any:
-        """Returns a row whose values were all sent."""
+        """Returns the row of `cells`, none of which may be `UNCHANGED`."""
         row = {
             name: None if cell is None else decoder(cell)  # type: ignore[arg-type]
             for (name, decoder), cell in zip(self._columns, cells, strict=True)
@@ -117,7 +120,7 @@ class RowReader:
         return row if self._make is None else self._make(row)
 
     def partial(self, cells: Sequence[Cell]) -> tuple[Any, tuple[str, ...]]:
-        """Returns a row without the values that were not sent, and their names."""
+        """Returns the row without its `UNCHANGED` cells, and the names of their columns."""
         names = [name for name, _ in self._columns]
         left_out = tuple(
             [name for name, cell in zip(names, cells, strict=True) if cell is UNCHANGED]
@@ -147,13 +150,13 @@ class PostgresChangeReader(ChangeReader):
     def __init__(self, ctx: SourceContext, config: PostgresChangesConfig) -> None:
         super().__init__(ctx, config)
         self._taken: dict[int, Position | None] = {}
-        """Checkpoint -> its position."""
+        """Checkpoint -> the position of the reader at its barrier."""
         self._durable = 0
-        """The place in the log that complete checkpoints cover."""
+        """The place in the log up to which complete checkpoints cover the changes."""
         self._written = 0
         """Place in the log before which everything was received."""
         self._told = asyncio.Event()
-        """Set when the server is to hear of a new `_durable`."""
+        """Set when a new `_durable` must be reported to the server."""
         self._tables: dict[tuple[str, str], Table] = {}
         self._types: dict[int, PgType] = {}
 
@@ -237,7 +240,7 @@ class PostgresChangeReader(ChangeReader):
         self.behind = [LOG, begin, 0, 0, None]
 
     async def _create(self, replication: ReplicationConnection, slot: str, snapshot: str) -> int:
-        """Creates a slot, and returns the place in the log where it begins."""
+        """Creates a slot, and returns the place in the log where its changes begin."""
         slow = asyncio.get_running_loop().call_later(
             SLOW_SLOT_S,
             logger.warning,
@@ -319,7 +322,7 @@ class PostgresChangeReader(ChangeReader):
             self.send_status(replication)
 
     def received(self, lsn: int) -> None:
-        """Notes that everything before `lsn` was received."""
+        """Notes that everything before the place `lsn` in the log was received."""
         self._written = max(self._written, lsn)
 
     def send_status(self, replication: ReplicationConnection, *, reply: bool = False) -> None:
@@ -331,7 +334,9 @@ class PostgresChangeReader(ChangeReader):
         replication.send_status(self._written, self._durable, wall_ms, reply=reply)
 
     async def _report(self, replication: ReplicationConnection, *, ask: bool) -> None:
-        """Reports the position of this reader to the server, even while the buffer is full."""
+        """Reports to the server, at an interval, how far this reader has come, even while the
+        buffer is full.
+        """
         every_s = UNTIL_EVERY_S if ask else STATUS_EVERY_S
         while True:
             self.send_status(replication, reply=ask)
@@ -342,7 +347,9 @@ class PostgresChangeReader(ChangeReader):
                 pass
 
     async def rows_of(self, relation: Relation) -> RowReader | None:
-        """Returns the reader for the rows of `relation`; None if its table was not asked for."""
+        """Returns the decoder for the rows of `relation`, or None if the source does not read its
+        table.
+        """
         # A table that was renamed stays the same table, as for the publication.
         same = (table for table in self._tables.values() if table.oid == relation.oid)
         table = next(same, None) or self._tables.get((relation.schema, relation.table))
@@ -369,7 +376,7 @@ class PostgresChangeReader(ChangeReader):
         return self._row_reader(table, columns, key)
 
     def ranges(self, told: Sequence[Sequence[Any]]) -> SnapshotRanges:
-        """Returns the ranges of a position, with the values of the keys."""
+        """Returns the ranges `told`, taken from a position, with decoded keys."""
         found: list[list[Any]] = []
         by_name = {table.name: table for table in self._tables.values()}
         for name, texts, as_of in told:
@@ -385,8 +392,8 @@ class PostgresChangeReader(ChangeReader):
 
 
 def _is_comparable(table: Table) -> bool:
-    """Returns whether Python orders the keys of `table` as the server does, and whether each change
-    names the key.
+    """Returns whether Python orders the keys of `table` as the server does, and each change has the
+    key.
     """
     types = {column.name: column.type_oid for column in table.columns}
     return (
@@ -397,7 +404,9 @@ def _is_comparable(table: Table) -> bool:
 
 
 def _select(table: Table, key: list[str], last: list[str] | None) -> str:
-    """Returns the statement that reads the rows of `table` behind `last`, in the order of `key`."""
+    """Returns the statement that reads the rows of `table` after the key `last`, in the order of
+    the columns `key`.
+    """
     types = {column.name: column for column in table.columns}
     conditions = [] if table.where is None else [f"({table.where})"]
     ordered = [
@@ -417,14 +426,15 @@ def _select(table: Table, key: list[str], last: list[str] | None) -> str:
 
 
 class _Log(ChangeLog):
-    """The place within the stream of the slot."""
+    """Tracks the position within the stream of the slot."""
 
     def __init__(self, reader: PostgresChangeReader, begin: Position, end: int | None) -> None:
         ranges = begin[4]
         super().__init__(reader.config, begin, end, reader.ranges(ranges) if ranges else None)
         self._reader = reader
         self._rows: dict[int, RowReader | None] = {}
-        """Relation -> the reader of its rows; None if its table was not asked for."""
+        """Oid of a relation -> the decoder of its rows; None if the source does not read the table.
+        """
 
     async def read(
         self, replication: ReplicationConnection, received: list[XLogData | Keepalive]

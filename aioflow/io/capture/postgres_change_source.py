@@ -1,13 +1,13 @@
-"""Reads the changes of tables of PostgreSQL: `postgres_changes(dsn, tables)` gives the existing
+"""Reads the changes of tables of PostgreSQL: `postgres_changes(dsn, tables)` emits the existing
 rows, and then each change, by logical replication.
 
-The server keeps a replication slot: the place in its log up to which a job has read. The first rows
-come from the slot's own snapshot. So between them and the first change nothing is missing and
-nothing comes twice. A checkpoint has the place. When the checkpoint is complete, the slot moves,
-and the server removes older files of its log.
+The server keeps a replication slot: the place in its log up to which a job has read. The existing
+rows come from the slot's own snapshot. So no change between the rows and the first change is
+missing or repeated. A checkpoint contains the place. When the checkpoint is complete, the slot
+advances to it, and the server removes older files of its log.
 
 Needs the extra `aioflow[postgres]` (asyncpg), which opens the connections. `postgres_replication`
-speaks the replication protocol, `pgoutput` reads its messages, `postgres_catalog` looks at the
+implements the replication protocol, `pgoutput` decodes its messages, `postgres_catalog` checks the
 server, and `postgres_change_reader` reads.
 """
 
@@ -67,13 +67,13 @@ def postgres_changes(
     dict, or a `type` (dataclass, NamedTuple, Struct, Pydantic model, attrs class). The server
     needs `wal_level = logical`, and the user the right REPLICATION.
 
-    `slot` is the replication slot that holds the log for this flow: each flow needs one of its own.
-    The source makes it, and `publication`, by default of the same name, if there is none. Both stay
-    when the job ends, so a later run goes on there. Until `af.io.drop_postgres_slot` drops the
-    slot, the server keeps its log. A run that starts without a checkpoint makes the slot again.
-    With `snapshot=False` it goes on where the slot stands.
+    `slot` is the replication slot that makes the server keep its log for this flow: each flow needs
+    its own. The source creates the slot, and `publication`, by default of the same name, if they do
+    not exist. Both stay when the job ends, so a later run can continue from the slot. The server
+    keeps its log until `af.io.drop_postgres_slot` drops the slot. A run that starts without a
+    checkpoint creates the slot again; with `snapshot=False` it continues from an existing slot.
 
-    Delivery is exactly once with checkpoints; the slot moves when a checkpoint is complete. With
+    Delivery is exactly once with checkpoints; the slot advances when a checkpoint is complete. With
     `until="latest"` the source ends at the place where the log ends when the job begins. `backoff`
     is the first delay between two tries to connect. `on_error` handles rows that are not of `type`.
     """
@@ -117,8 +117,8 @@ class PostgresChanges(PostgresChangesConfig, BaseSource[Change[T]]):
     record_type = Change
 
     async def discover(self) -> list[Split]:
-        """Returns one split, after it was checked that the changes can be read. Its payload is the
-        place in the log at which to end, or None.
+        """Checks that the changes can be read, and returns one split. Its payload is the place in
+        the log at which to end, or None.
         """
         return [Split("0", None, await reached(self._end, self, is_away))]
 

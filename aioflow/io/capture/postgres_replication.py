@@ -1,12 +1,12 @@
 """A replication connection to PostgreSQL: simple queries, then the stream of a replication slot.
 
-asyncpg opens the connection: it reads the dsn, encrypts, authenticates, and tries several hosts. It
-does not know the replication protocol, so this module takes over its transport. Only a few kinds of
-messages are left: a query and its rows, and "copy both", in which the server sends changes and
-keepalives, and the client says how far it has come. See "Streaming Replication Protocol" in
-PostgreSQL's documentation.
+asyncpg opens the connection: it parses the dsn, encrypts, authenticates, and tries several hosts.
+It lacks the replication protocol, so this module then uses the transport of the connection itself.
+Only a few kinds of messages are needed: a query and its rows, and "copy both", in which the server
+sends changes and keepalives, and the client reports how far it has come. See "Streaming Replication
+Protocol" in PostgreSQL's documentation.
 
-Invariant: a bounded number of bytes waits in memory, see `Frames`.
+Invariant: a bounded number of received bytes waits in memory, see `Frames`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ SETTINGS = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-"""Settings of the session. The formats are those that `postgres_types` reads."""
+"""Settings of the session. They make the server write values in the formats that `postgres_types`
+reads.
+"""
 
 _HEAD = Struct(">cI").unpack_from
 _SHORT = Struct(">h").unpack_from
@@ -51,20 +53,20 @@ class XLogData(NamedTuple):
 
 
 class Keepalive(NamedTuple):
-    """The server's word that nothing before `wal_end` is still to come."""
+    """The server's message that it has sent everything before `wal_end`."""
 
     wal_end: int
     reply_requested: bool
 
 
 def literal(text: str) -> str:
-    """Returns `text` as a literal of SQL."""
+    """Returns `text` as an SQL literal."""
     quoted = text.replace("'", "''")
     return f" E'{quoted.replace(chr(92), chr(92) * 2)}'" if "\\" in text else f"'{quoted}'"
 
 
 def _complete(buffer: bytearray) -> tuple[list[Frame], int]:
-    """Returns the whole messages in `buffer`, and their length."""
+    """Returns the complete messages in `buffer`, and their total length."""
     frames: list[Frame] = []
     at, size = 0, len(buffer)
     content = b""
@@ -83,7 +85,8 @@ def _complete(buffer: bytearray) -> tuple[list[Frame], int]:
 class ReplicationConnection:
     """A connection for `CREATE_REPLICATION_SLOT`, queries, and the stream of a slot.
 
-    `connection` is one of asyncpg, opened with `SETTINGS`, which nothing else uses any more.
+    `connection` is an asyncpg connection that was opened with `SETTINGS`. It must have no other
+    user.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -96,7 +99,9 @@ class ReplicationConnection:
         """Messages that came with the answer to START_REPLICATION."""
 
     async def query(self, sql: str) -> list[dict[str, str | None]]:
-        """Returns the rows of `sql` as texts by column. Raises asyncpg's error of the server."""
+        """Returns the rows of `sql` as dicts of texts by column. Raises an error of the server as
+        asyncpg's exception.
+        """
         names: list[str] = []
         found: list[dict[str, str | None]] = []
         async for rows in self.pages(sql, names):
@@ -108,8 +113,8 @@ class ReplicationConnection:
     async def pages(
         self, sql: str, names: list[str] | None = None
     ) -> AsyncIterator[list[list[bytes | None]]]:
-        """Yields the rows of `sql` as they come, as texts. `names` gets the names of the columns
-        before the first row.
+        """Yields lists of the rows of `sql` as they arrive, with cells as encoded texts. The names
+        of the columns are stored in `names` before the first row.
         """
         self._send(b"Q", sql.encode() + b"\0")
         failure: BaseException | None = None
@@ -138,7 +143,7 @@ class ReplicationConnection:
                 return
 
     async def start(self, slot: str, lsn: str, publication: str) -> None:
-        """Starts the stream of `slot` behind `lsn`."""
+        """Starts the stream of `slot` after the place `lsn` in the log."""
         options = f"proto_version '1', publication_names {literal(publication)}"
         self._send(
             b"Q", f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn} ({options})'.encode() + b"\0"
@@ -156,7 +161,9 @@ class ReplicationConnection:
                 raise failure
 
     async def messages(self) -> list[XLogData | Keepalive]:
-        """Returns what the stream brought, at least one. Raises an OSError when it ends."""
+        """Waits for messages of the stream. Returns the received ones, at least one. Raises an
+        OSError when the stream ends.
+        """
         while True:
             frames, self._early = self._early or await self._frames.take(), []
             found: list[XLogData | Keepalive] = []
@@ -174,7 +181,9 @@ class ReplicationConnection:
                 return found
 
     def send_status(self, written: int, flushed: int, wall_ms: int, *, reply: bool = False) -> None:
-        """Tells the server that all before `written` came, and all before `flushed` is durable."""
+        """Reports to the server that everything before `written` was received, and everything
+        before `flushed` is durable. With `reply`, asks for an answer.
+        """
         if self._frames.lost is not None or self._transport.is_closing():
             return
         self._transport.write(
@@ -235,7 +244,7 @@ def _copy_data(body: bytes) -> XLogData | Keepalive:
 
 
 def _server_error(body: bytes) -> BaseException:
-    """Returns asyncpg's exception for an error of the server."""
+    """Returns asyncpg's exception for the body of the server's error message."""
     import asyncpg
 
     fields: dict[str, str] = {}

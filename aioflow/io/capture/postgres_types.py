@@ -1,6 +1,7 @@
-"""Converts PostgreSQL's texts of values to Python: the same for rows of a snapshot and of changes.
+"""Converts the texts in which PostgreSQL sends values to Python objects, for rows of a snapshot and
+for changes.
 
-The session of a reader writes dates by ISO 8601 in UTC, and bytes as hexadecimal digits.
+In a reader's session the server writes dates in ISO 8601 and UTC, and bytes as hexadecimal digits.
 
     int2 int4 int8 oid            int
     float4 float8                 float
@@ -14,7 +15,7 @@ The session of a reader writes dates by ISO 8601 in UTC, and bytes as hexadecima
     domains                       as the type below
     enums and all others          str, as PostgreSQL writes them
 
-A date or time outside of Python's years, such as "infinity", is a str as well.
+A date or time beyond the range of Python's types, such as "infinity", is a str as well.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class PgType(NamedTuple):
     kind: str
     """b (base), d (domain), e (enum) and others."""
     element: int
-    """The type of the elements of an array, otherwise 0."""
+    """The oid of the element type of an array, otherwise 0."""
     base: int
-    """The type below a domain, otherwise 0."""
+    """The oid of the base type of a domain, otherwise 0."""
     delimiter: str
-    """The sign between the elements of an array."""
+    """The delimiter between the elements of an array."""
 
 
 def _text(cell: bytes) -> str:
@@ -127,19 +128,21 @@ _ARRAYS: dict[int, int] = {
 }
 
 ORDERED_TYPES = frozenset({16, 17, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 1700, 2950})
-"""Types whose values Python orders as PostgreSQL does, texts by the collation "C"."""
+"""Oids of types whose values Python orders as PostgreSQL does, with the collation "C" for texts."""
 
 COLLATED_TYPES = frozenset({25, 1043})
-"""The types of `ORDERED_TYPES` that have a collation."""
+"""Oids of the types in `ORDERED_TYPES` that have a collation."""
 
 
 def known_type(oid: int) -> bool:
-    """Returns whether `decoder_of` needs no row of pg_type."""
+    """Returns whether `decoder_of` can decode the type without its row of pg_type."""
     return oid in _DECODERS or oid in _ARRAYS
 
 
 def decoder_of(oid: int, types: dict[int, PgType]) -> Decoder:
-    """Returns the function that converts the text of a value. `types` are rows of pg_type."""
+    """Returns the function that converts the text of a value of the type `oid`. `types` maps oids
+    to rows of pg_type.
+    """
     if (known := _DECODERS.get(oid)) is not None:
         return known
     if (element := _ARRAYS.get(oid)) is not None:
@@ -165,7 +168,9 @@ def _array(element: Decoder, delimiter: str) -> Decoder:
 
 
 def _elements(text: str, at: int, element: Decoder, delimiter: str) -> tuple[list[Any], int]:
-    """Returns the elements of the array whose brace stands before `at`, and where it ends."""
+    """Returns the elements of the array whose opening brace is before offset `at`, and the offset
+    after the array.
+    """
     values: list[Any] = []
     while True:
         sign = text[at : at + 1]
@@ -192,7 +197,7 @@ def _elements(text: str, at: int, element: Decoder, delimiter: str) -> tuple[lis
 
 
 def _quoted(text: str, at: int) -> tuple[str, int]:
-    """Returns the text up to the closing quote, and the place behind the quote."""
+    """Returns the text from offset `at` up to the closing quote, and the offset after the quote."""
     parts: list[str] = []
     while True:
         end = at
