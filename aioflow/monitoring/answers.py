@@ -1,4 +1,4 @@
-"""The declaration of routes, the answers of the endpoint, and its errors with a status.
+"""The declaration of routes, the answers of the endpoint, and its errors with their HTTP status.
 
 Bodies are JSON of plain values, and errors have Flink's format.
 """
@@ -107,7 +107,7 @@ Handler = Callable[[Any], Any | Awaitable[Any]]
 HandlerT = TypeVar("HandlerT", bound=Handler)
 
 ROUTES_OF = "aioflow_routes"
-"""Attribute of a handler: its routes."""
+"""Name of the attribute of a handler that holds its routes."""
 
 VERTEX = "/jobs/{jobid}/vertices/{vertexid}"
 
@@ -127,7 +127,7 @@ class Route:
     summary: str
     query: tuple[str, ...] = ()
     body: str = ""
-    """Name of the JSON Schema of a changing call's body."""
+    """Name of the JSON Schema of the request's body; empty if there is none."""
     status: int = 200
     is_probe: bool = False
     """Whether anyone may call the route, by any host name, without the token."""

@@ -10,8 +10,9 @@ order:
   host name of that site ("DNS rebinding").
 * A request that a browser sends from another site is refused. So is an Origin that differs from the
   Host.
-* Reading is GET and HEAD. It needs the token if the endpoint is for other machines. It also needs
-  the token if another machine asks, since a service that mounts the endpoint may listen for all.
+* Reading is GET and HEAD. It needs the token if `allowed_hosts` is set. It also needs the token if
+  another machine asks, since a service that mounts the endpoint may listen on all addresses.
+  `open_reads` lifts both.
 * Any other method needs `enable_control`, the token in a header, and a route that is declared to
   change something.
 
@@ -84,12 +85,12 @@ READING = ("GET", "HEAD")
 CHANGES: frozenset[str] = frozenset({"POST", "PATCH", "PUT", "DELETE"})
 
 OPEN = "aioflow_open"
-"""Attribute of handlers whose answer is public: the files of the dashboard, which asks for the
-token.
+"""Attribute of handlers whose answer is public: the files of the dashboard. The dashboard itself
+asks the user for the token.
 """
 
 PROBE = "aioflow_probe"
-"""Attribute of handlers that anyone may call."""
+"""Attribute of handlers of probes, which anyone may call by any host name."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -109,8 +110,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def guard(options: MonitorOptions) -> Any:
-    """Returns the middleware. A refusal states its reason, for the person who configures the
-    endpoint.
+    """Returns the middleware that refuses requests by the rules of this module. A refusal states
+    its reason, for the person who configures the endpoint.
     """
 
     @web.middleware
@@ -184,7 +185,7 @@ def _refusal(
 def _is_from_elsewhere(request: web.Request) -> bool:
     """Whether the request may come from another machine, by the address of the client.
 
-    The Host header does not tell that, because the client writes it.
+    The Host header is not used, because the client can write anything there.
     """
     peer = None if request.transport is None else request.transport.get_extra_info("peername")
     if isinstance(peer, tuple):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Stream", "events", "merge_patch", "snapshot"]
 
 STREAMS_MAX = 32
-"""Maximum number of streams of one endpoint at a time."""
+"""Maximum number of streams that one endpoint serves at a time."""
 
 WRITE_TIMEOUT_S = 30.0
 """Time after which a reader that reads nothing is disconnected, in seconds."""

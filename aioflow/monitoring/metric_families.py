@@ -1,8 +1,8 @@
 """The families of metrics on the page for Prometheus: name, type, help and unit of each.
 
-A task names its metrics as Flink does. `family_of` returns where such a metric goes on the page.
-Prometheus wants snake case, base units (seconds, bytes, ratios), and counters that end in `_total`.
-Metrics that `rate()` or another family replaces have no family.
+A task names its metrics as Flink does. `family_of` returns the family and the labels under which
+the page shows such a metric. Prometheus wants snake case, base units (seconds, bytes, ratios), and
+counters that end in `_total`. Metrics that `rate()` or another family replaces have no family.
 
 Metrics of the program (`ctx.metrics`) are `aioflow_user_NAME`. Only their values travel between
 processes, so their types follow from their names: see `_of_program`.
@@ -46,14 +46,16 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of one metric on the page."""
+    """Where one metric appears on the page: its family, its labels, and how its value is shown."""
 
     family: Family
     labels: Mapping[str, str] = field(default_factory=dict)
     suffix: str = ""
     """Text that follows the name of the family in the line, such as `_count` in a summary."""
     times: str = ""
-    """Name of a metric by which the value is multiplied, as a sum is the mean times the count."""
+    """Name of a metric by which the value is multiplied. For example, a sum is the mean times the
+    count.
+    """
 
 
 def _seconds(ms: float) -> float:
@@ -78,7 +80,7 @@ def _known_seconds(ms: float) -> float:
 
 
 def _event_time(watermark: float) -> float:
-    """Returns seconds, NaN before the first watermark, and infinity after the end."""
+    """Converts a watermark to seconds: NaN before the first watermark, infinity after the end."""
     if watermark <= MIN_WATERMARK:
         return math.nan
     return math.inf if watermark >= MAX_WATERMARK else watermark / 1000
@@ -432,10 +434,10 @@ _QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
 
 
 def family_of(scope: str, name: str, siblings: Collection[str]) -> Place | None:
-    """Returns the place of a metric, or None if the page leaves it out.
+    """Returns the `Place` of a metric on the page, or None if the page leaves the metric out.
 
-    `scope` is cluster, process, job, task or operator. `name` is Flink's, without the labels in it.
-    `siblings` are the names of all metrics of the same owner.
+    `scope` is cluster, process, job, task or operator. `name` is the name in Flink, without the
+    labels that are part of it. `siblings` are the names of all metrics of the same owner.
     """
     family = _TABLES[scope].get(name)
     if family is not None:
@@ -455,10 +457,11 @@ def family_of(scope: str, name: str, siblings: Collection[str]) -> Place | None:
 
 
 def _of_program(name: str, base: str, part: str, siblings: Collection[str]) -> Place:
-    """Returns the place of a metric that the program made.
+    """Returns the `Place` of a metric that user code registered.
 
-    Histograms and meters are recognised by their parts. Other metrics whose name ends in "total" or
-    "count" are counters. The type of all the rest is unknown.
+    A histogram or a meter is recognised by the metrics that belong to it, such as `NAME.count`. Any
+    other metric whose name ends in "total" or "count" is a counter. All the rest have the type
+    "unknown".
     """
     text = "A metric of the program."
     is_meter = base in siblings and f"{base}.count" in siblings
@@ -475,7 +478,9 @@ def _of_program(name: str, base: str, part: str, siblings: Collection[str]) -> P
 
 
 def _of_summary(name: str, text: str, convert: Convert | None, base: str, part: str) -> Place:
-    """Returns the place of one part of a histogram, whose quantiles are of its last values."""
+    """Returns the `Place` of one metric of a histogram, such as its count or a quantile. The
+    quantiles cover only the latest values.
+    """
     if part in ("min", "max"):
         unit = "_seconds" if name.endswith("_seconds") else ""
         whole = f"{name.removesuffix(unit)}_{part}{unit}"

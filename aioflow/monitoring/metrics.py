@@ -30,7 +30,9 @@ __all__ = [
 ]
 
 FRESH_S = 0.2
-"""Time for which a reading is reused, in seconds: a hundred calls a second cost five readings."""
+"""Time for which a reading is reused, in seconds. So a hundred calls in a second cost five
+readings.
+"""
 
 Subtask = tuple[int, int]
 """Vertex id and subtask index."""
@@ -152,7 +154,7 @@ class MetricIndex:
 def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
     """Returns the metrics of a job as a whole.
 
-    `lastCheckpointExternalPath` is text, and is at /checkpoints.
+    Flink's `lastCheckpointExternalPath` is left out, because it is text. /checkpoints shows it.
     """
     times = view.master.timestamps_ms
     status = view.status
@@ -208,7 +210,7 @@ def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
 
 
 def shown_value(value: float) -> str:
-    """Returns a value as text, as REST shows it."""
+    """Returns the text of a value in REST answers."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     return str(value)

@@ -1,4 +1,4 @@
-"""The state that the handlers of one endpoint share, and a call of the endpoint as they see it.
+"""The state that the handlers of one endpoint share, and `Call`, a request as handlers see it.
 
 `Monitor` holds the view of the jobs, their metrics, the requested operations, and the last ten
 minutes.
@@ -231,7 +231,7 @@ class Monitor:
         self.options = options
         self.cpu_count = os.cpu_count() or 1
         self.door: Door | None = None
-        """Limit of the connections. None: the application is mounted in a server of the user."""
+        """Limits the connections; None if the application is mounted in a server of the user."""
         self.streams = 0
         """Number of open streams of events."""
         self.sampler = Sampler(self)
@@ -242,7 +242,7 @@ class Monitor:
         self._metrics: dict[str, tuple[JobView, MetricIndex]] = {}
 
     def start(self) -> None:
-        """Starts to read the metrics once a second."""
+        """Starts reading the metrics once a second."""
         self.sampler.start()
         self.process.start()
 
@@ -319,7 +319,8 @@ class Monitor:
         self._metrics.clear()
 
     async def ask(self, worker_id: str | None, what: str, *args: Any) -> Any:
-        """Asks a process about itself (see `ProcessInspector.ask`). None is this process.
+        """Asks a process about itself (see `ProcessInspector.ask`). `worker_id` None is this
+        process.
 
         Raises NotFound, Unavailable.
         """
@@ -355,7 +356,7 @@ POINTS_MAX = 600
 SERIES_MAX = 2_000
 """Maximum number of series of a job, about 10 MB.
 
-A job with more metrics keeps those that came first.
+If a job has more metrics, only the first ones have series.
 """
 
 
@@ -417,7 +418,7 @@ EVERY_S = 1.0
 
 
 class Sampler:
-    """The task that reads the metrics between `start` and `stop`. `tick` waits for the next
+    """Reads the metrics in a task that runs from `start` to `stop`. `tick` waits for the next
     reading.
     """
 

@@ -49,7 +49,7 @@ class MonitorOptions:
 
     token: str | None = field(default=None, repr=False)
     """Token that clients send as `Authorization: Bearer <token>`: with every changing call, and for
-    reading where other machines could call.
+    reading if other machines could call.
     """
     enable_control: bool = False
     """Whether jobs can be stopped, cancelled, checkpointed and rescaled. Needs a token."""
@@ -59,8 +59,7 @@ class MonitorOptions:
     """Whether reading needs no token: for a service that has checked its callers already.
     """
     show_data: bool = False
-    """Whether everyone who may read sees state and records too, and not only counts.
-    """
+    """Whether everyone who may read may see state and records too, and not only counts."""
     connections_max: int = CONNECTIONS_MAX
     """Maximum number of connections, if the endpoint has an address of its own."""
 

@@ -4,9 +4,9 @@
     async with flow.run() as job, export.watching(job):
         ...
 
-Metrics are read on the loop, once a second. The provider's readers have threads of their own, and
-get the last reading. So nothing waits for an exporter, and no thread touches a task. Instruments
-have Flink's names after a scope, in lower case, as the SDK requires:
+Metrics are read on the loop, once a second. The provider's metric readers have threads of their
+own, and get the last values. So nothing waits for an exporter, and no thread touches a task. The
+name of an instrument is a scope and Flink's name of the metric, in lower case as the SDK requires:
 flink.taskmanager.job.task.numrecordsin. A task's counts are counters, everything else is a gauge.
 The attributes name the job, task and operator of a value. NaN and infinities are left out.
 """
@@ -128,7 +128,9 @@ class OpenTelemetryExport:
 
 
 async def flush(provider: Any) -> None:
-    """Flushes a provider of the SDK. The host of a job that has ended is closed already."""
+    """Flushes a provider of the SDK, in a thread of a new host, because the host of a job that has
+    ended is closed already.
+    """
     force_flush = getattr(provider, "force_flush", None)
     if force_flush is None:
         return

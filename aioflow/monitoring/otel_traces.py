@@ -5,13 +5,13 @@
         ...
 
 Spans are made from what the JobMaster records for the dashboard anyway, once a second, with the
-times of these records. So the engine does nothing for them, and a job without this block costs
+times of these records. So the engine does no extra work, and a job that is not watched pays
 nothing.
 
-A job is one span. Each checkpoint is a trace of its own, linked to the job: a trace that lasts as
-long as a service could not be shown. Below a checkpoint is each subtask, with its alignment, its
-snapshot and its write, and the commit of the whole. Each failure of a running job is a span with
-its cause, until all tasks run again.
+A job is one span. Each checkpoint is a trace of its own, linked to the job, because no viewer could
+show a trace that lasts as long as a service. The children of a checkpoint are the commit and a span
+for each subtask, with its alignment, its snapshot and its write. Each failure of a running job is a
+span with its cause, until all tasks run again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Known:
     """Ids of checkpoints in the history whose spans have been made."""
     failures: int = 0
     open: list[FailureRecord] = field(default_factory=list)
-    """Failures after which not all tasks run yet."""
+    """Failures whose spans are open, because not all tasks run again yet."""
     is_over: bool = False
 
 
@@ -138,7 +138,7 @@ class _Reading:
                     self._end_job(view, known)
 
     def end(self) -> None:
-        """Ends the spans of jobs that go on."""
+        """Ends the spans of jobs that are still running."""
         now_ms = self._monitor.host.clock.wall_ms()
         for known in self._jobs.values():
             if not known.is_over:
@@ -278,7 +278,7 @@ def _names(view: JobView) -> Attributes:
 
 
 def _running_again_ms(view: JobView, failure: FailureRecord) -> int:
-    """Returns when all tasks ran again after `failure`; -1 while they do not."""
+    """Returns the time in ms when all tasks ran again after `failure`; -1 if they do not yet."""
     subtasks = [one for vertex in view.graph.vertices for one in view.subtasks(vertex)]
     if any(one.state not in (ExecutionState.RUNNING, ExecutionState.FINISHED) for one in subtasks):
         return -1

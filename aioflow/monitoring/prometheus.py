@@ -1,7 +1,7 @@
 """The page of all metrics for Prometheus, in three styles.
 
 * `PROMETHEUS`: the families of `metric_families`, in Prometheus's text format.
-* `OPENMETRICS`: the same families in the OpenMetrics format, which also tells units.
+* `OPENMETRICS`: the same families in the OpenMetrics format, which also has units.
 * `FLINK`: the names and labels of Flink's reporter, all gauges, for dashboards made for Flink.
 
 Invariant: the text before each value rarely changes, so it is built once. A scrape only inserts the
@@ -44,7 +44,7 @@ CONTENT_TYPES = {
 
 
 class _Measured(Protocol):
-    """The part of a `Monitor` that the page shows."""
+    """The interface of a `Monitor` that the page reads."""
 
     @property
     def host(self) -> Host: ...
@@ -57,7 +57,7 @@ class _Measured(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Metric:
-    """A value of a reading: its owner, its name, and its labels."""
+    """Describes one metric of a reading: its owner, its name, and its labels."""
 
     scope: str
     """cluster, process, job, task or operator."""

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 LONG_MAX = 2**63 - 1
-"""Number that Flink shows for an interval that never ends, and for no limit."""
+"""Number that Flink shows for an infinite interval, and for no limit."""
 
 
 @get("/jobs/{jobid}/checkpoints", "Checkpoints", "Checkpoints, newest first")
@@ -450,7 +450,7 @@ def _status(call: Call, kind: str) -> Any:
 
 
 def _running(call: Call) -> JobView:
-    """Returns the job if it is not over, or if the request is known already.
+    """Returns the job, if it has not ended or the request with this id was made before.
 
     Raises Conflict otherwise.
     """

@@ -134,7 +134,7 @@ async def taskmanager(call: Call) -> Any:
 
 NETWORK_USED = "Status.Shuffle.Netty.UsedMemory"
 NETWORK_TOTAL = "Status.Shuffle.Netty.TotalMemory"
-"""Metrics of the bytes between tasks, of the processes that run jobs there."""
+"""Names of the metrics of a process for the memory that buffers data between tasks, in bytes."""
 
 
 def find_worker(call: Call) -> WorkerView:
@@ -203,8 +203,8 @@ def _resource(cores: float, network_bytes: float) -> dict[str, Any]:
 
 
 def _told(call: Call, worker: WorkerView) -> Mapping[str, float]:
-    """Returns the metrics of a process itself. For another process, these are the last metrics that
-    it sent.
+    """Returns the metrics of a process itself, without its tasks. For another process, these are
+    the last metrics that it sent.
     """
     told = call.monitor.watched.worker_metrics(worker.id)
     return {**told, **call.monitor.process.metrics()} if worker.is_here else told
@@ -258,8 +258,8 @@ SERIES_SHOWN = 200
 async def asyncio_view(call: Call) -> Any:
     """Answers GET /aioflow/asyncio?taskmanager= about the event loop of a process.
 
-    Without a named process, lag, tasks and last holds come from the answering process. Slow
-    callbacks and unfinished calls then come from all processes.
+    Lag, tasks and the last callbacks that held the loop are those of the named process, by default
+    of the answering one. Slow callbacks and unfinished calls come from the tasks of all processes.
     """
     loop = await call.monitor.ask(call.process, "loop")
     slow: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """Answers calls about metrics, in Flink's format.
 
-The answer is a list of names without the parameter `get`, with `get` the values as text, and
-numbers where values are aggregated.
+Without the parameter `get` the answer is a list of names. With `get` it has the values of these
+names: text for single values, numbers for aggregated ones.
 """
 
 from __future__ import annotations

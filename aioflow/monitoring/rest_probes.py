@@ -51,7 +51,7 @@ def readiness(call: Call) -> Any:
     """Answers GET /readyz?intervals=&jobs= with 200 or 503, and the reasons.
 
     `intervals` is the number of checkpoint intervals within which a checkpoint must complete.
-    `jobs=false` leaves the jobs out of account, for a JobManager.
+    `jobs=false` ignores the jobs, for a JobManager.
     """
     intervals = call.query.get("intervals", str(INTERVALS))
     if INTERVALS_FORM.fullmatch(intervals) is None or int(intervals) == 0:

@@ -1,8 +1,8 @@
 """Collects the routes that handlers declare. The router, the OpenAPI document and the tests use the
 list.
 
-Invariant: a fixed path stands before those with a parameter in the same place. The OpenAPI document
-is made from the list, so it describes every route that is served.
+Invariant: a fixed path comes before the paths that have a parameter in the same segment. The
+OpenAPI document is made from the list, so it describes every route that is served.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _parameter(name: str) -> dict[str, Any]:
 
 
 def _as_openapi(schema: Any) -> Any:
-    """Returns a JSON Schema as OpenAPI 3.0, which says `nullable` for the type "null"."""
+    """Converts a JSON Schema to OpenAPI 3.0, which has `nullable` instead of the type "null"."""
     if isinstance(schema, list):
         return [_as_openapi(one) for one in schema]
     if not isinstance(schema, dict):

@@ -613,7 +613,7 @@ SCHEMAS: dict[str, Schema] = {
         },
     ),
 }
-"""JSON Schemas of answers, by the name that a route gives."""
+"""JSON Schemas of answers, by the name under which a route refers to them."""
 
 TRIGGER: Schema = {
     "type": "string",
@@ -622,7 +622,9 @@ TRIGGER: Schema = {
 }
 FORMAT = _enum("CANONICAL", "NATIVE")
 DIRECTORY = _all(_or_null(TEXT), "target-directory", "targetDirectory")
-"""Flink spells it one way for a savepoint and the other for a stop; both work for both."""
+"""Fields for the target directory. Flink has one spelling for a savepoint and the other for a stop;
+here both calls accept both.
+"""
 
 BODIES: dict[str, Schema] = {
     "SavepointRequest": _only(
@@ -635,7 +637,7 @@ BODIES: dict[str, Schema] = {
     "DisposalRequest": _only({"savepoint-path": TEXT}),
     "Anything": {"type": "object"},
 }
-"""Shapes of the bodies of changing calls.
+"""JSON Schemas of the request bodies.
 
 An unknown field is refused: a misspelt `drian` would otherwise stop a job without draining it.
 """

@@ -3,7 +3,7 @@
 `Monitored` is all that an application sees. A job has one, and so has a JobManager, which has
 several jobs. A job may run in one process, with worker processes, or on a cluster. A `JobView`
 reads the JobMaster, which is the same in all three. All reads are plain and take place on the event
-loop. Times are wall-clock ms, -1 if not happened.
+loop. Times are wall-clock ms, -1 if the event has not happened.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class WorkerView:
 
     id: str
     location: str = ""
-    """`host:port` where other processes read its partitions. Tasks name their process by it."""
+    """`host:port` where other processes read the partitions of this worker. Tasks identify their
+    process by this address.
+    """
     slots: int
     free_slots: int
     silence_ms: int = 0
@@ -138,12 +140,12 @@ class JobView:
     ) -> None:
         self.master = master
         self.rescale = rescale
-        """Lets the job go on at another parallelism; None where it cannot."""
+        """Changes the parallelism of the job; None if that is not possible."""
         self.read_metrics = read_metrics
         self._worker_at = worker_at
         self._query_state = query_state
         self.taps = taps
-        """Where the output of operators can be observed; None where it cannot."""
+        """Gives access to samples of the output of operators; None if there is none."""
         self.state_backend = state_backend
         graph = master.executions.graph
         self.vertex_ids = {vertex.id: vertex_hex(vertex) for vertex in graph.vertices}
@@ -319,7 +321,7 @@ def vertex_hex(vertex: JobVertex) -> str:
     """Returns the id of a vertex in REST: 32 hex digits that depend only on the uids of its
     operators.
 
-    So the id is the same from run to run, even if other operators are added.
+    So the id is the same in every run of the program, even if other operators are added.
     """
     return hashlib.blake2b(
         "\x00".join(vertex.uids).encode("utf-8", "surrogatepass"), digest_size=16
@@ -327,7 +329,7 @@ def vertex_hex(vertex: JobVertex) -> str:
 
 
 LARGEST = ("Status.Loop.lagMs", "Status.Loop.lagMsMax", "Status.Shuffle.Netty.RequestedMemoryUsage")
-"""Metrics of a process that are not summed up over the processes of a TaskManager."""
+"""Metrics of which a TaskManager shows the largest value of its processes, instead of the sum."""
 
 NETTY = "Status.Shuffle.Netty."
 """Prefix of the metrics of network memory."""
@@ -484,9 +486,11 @@ class MonitoredCluster(Monitored):
         }
 
     def worker_metrics(self, worker_id: str, job_id: str | None = None) -> Mapping[str, float]:
-        """Returns the metrics of the processes that run jobs there, or ran the last one.
+        """Returns the metrics of the job processes of a TaskManager, added up. If no job runs
+        there, they are the last metrics of the job that ran last.
 
-        Without jobs too, the network memory is that of the TaskManager, of which jobs have shares.
+        Without `job_id`, the network memory is that of the whole TaskManager, even if no job runs
+        there.
         """
         known = self._manager.known_jobs()
         jobs = [job for id, job in known.items() if job_id in (None, id)]
