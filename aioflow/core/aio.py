@@ -42,8 +42,7 @@ THREADSAFE = (
     "from another thread use asyncio.run_coroutine_threadsafe({}, loop).result(); in a test, give "
     "the fixture and the test one loop, as with the same loop_scope= of pytest-asyncio"
 )
-"""The remedy for a call that was made on another loop than the loop of the job. `{}` is the call.
-"""
+"""The remedy, for errors about a call made on another loop than the job's. `{}` is the call."""
 
 CANCEL_GRACE_S = 1.0
 """Maximum time that `close_within` waits for a cancelled coroutine before it abandons it."""
@@ -52,7 +51,7 @@ CANCEL_GRACE_S = 1.0
 _asked: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 """Tasks that the engine has asked to end.
 
-A task does not say who cancelled it, and user code may cancel its own.
+asyncio does not record who cancelled a task, and user code may cancel tasks too.
 """
 
 
@@ -72,9 +71,9 @@ def is_asked_to_end(task: asyncio.Task[Any] | None) -> bool:
 class Done:
     """The result of a call that takes effect at once. It can also be awaited.
 
-    Other implementations of the same call must be awaited, so callers may await this one too.
-    Awaiting takes no turn of the loop. Such calls are annotated `Any`, because type checkers would
-    complain about an awaitable that is not awaited.
+    Other implementations of the same method are coroutines, so callers always await the result.
+    Awaiting a `Done` takes no turn of the loop. Methods that return it are annotated `Any`, because
+    type checkers would complain about an awaitable that is not awaited.
     """
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -175,9 +174,8 @@ class OrderedTaskGroup:
         return list(self._children)
 
     def abandon(self, child: asyncio.Task[Any]) -> None:
-        """Stops waiting for a child that does not end on its cancellation.
-
-        Its outcome is ignored.
+        """Stops waiting for a child that does not end on its cancellation. The child's result or
+        error is ignored.
         """
         if child in self._children:
             child.remove_done_callback(self._child_done)
@@ -323,8 +321,8 @@ async def _wait(
 async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseException]:
     """Cancels `tasks` in the order given, waits until all have ended, and returns their errors.
 
-    A cancellation is no error. The calling task must not be among them. If the caller is cancelled
-    while it waits, CancelledError is raised at once; the tasks stay cancelled.
+    A cancellation is no error. The calling task must not be among `tasks`. If the caller is
+    cancelled while it waits, CancelledError is raised at once; the tasks stay cancelled.
     """
     owned = list(tasks)
     assert asyncio.current_task() not in owned, "a task cannot wait for its own end"
@@ -339,11 +337,11 @@ async def close_within(
     coro: Coroutine[Any, Any, object], timeout_s: float | None, *, what: str
 ) -> bool:
     """Runs a closing coroutine to its end although the caller is cancelled, for at most
-    `timeout_s`. None: the coroutine has limits of its own.
+    `timeout_s`. None means no limit here: the coroutine limits its own time.
 
-    Returns True if it ended, False (and a warning naming `what`) if it was cut off. Its error is
-    raised. A cancellation of the caller during this time is raised afterwards, so that it is never
-    lost.
+    Returns True if the coroutine ended. Returns False, and logs a warning naming `what`, if it was
+    cut off. An error of the coroutine is raised. A cancellation of the caller during this time is
+    raised afterwards, so that it is never lost.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(coro, name=f"close {what}")
@@ -397,16 +395,18 @@ _found: list[float] = []
 
 @contextmanager
 def switch_interval(seconds: float) -> Iterator[None]:
-    """Limits how long a thread waits for the interpreter beside a busy loop, within the block.
+    """Limits how long other threads wait for the interpreter beside a busy loop, while the block
+    runs.
 
     A thread that has waited for the switch interval asks the holder to release the interpreter, and
-    is then certain to run. The count restarts each time that the holder releases it by itself. A
-    loop does so once a turn, in its `select`, and takes the interpreter back before the other
+    is then certain to run. The wait restarts each time that the holder releases the interpreter by
+    itself. A loop releases it once a turn, in its `select`, and takes it back before the waiting
     thread is awake. Turns are shorter than Python's default interval of 5 ms. So beside a busy loop
-    a thread waits until it runs by chance: for the few files of a checkpoint, seconds were
-    measured. With an interval below the length of a turn it waits at most for the interval.
+    a thread runs only by chance: writing the few files of a checkpoint took seconds. With an
+    interval shorter than a turn, a thread waits at most for the interval.
 
-    The shortest limit applies, and an interval that the program sets meanwhile is kept.
+    If blocks overlap, the shortest limit applies. An interval that the program sets meanwhile is
+    kept.
     """
     with _lock:
         if not _wanted:

@@ -35,7 +35,7 @@ class Availability:
     def set_unavailable(self) -> None:
         """Lowers the flag.
 
-        A future that was returned stays valid: it completes at the next `set_available`.
+        Futures that were returned earlier stay valid: they complete at the next `set_available`.
         """
         self.is_available = False
 
@@ -53,7 +53,7 @@ class Availability:
         return future
 
     def _withdraw(self, callback: Callable[[], None]) -> None:
-        """Forgets the callback of a future that its waiter has cancelled."""
+        """Forgets the callback of a future that was cancelled by its waiter."""
         if callback in self._callbacks:
             self._callbacks.remove(callback)
 

@@ -3,13 +3,13 @@ a list of rows.
 
 A `ColumnBatch` takes the place of a list of values in `RecordBatch.values`. It has a length, it can
 be sliced, and iterating over it yields rows, which are made once. So every operator supports it,
-and an operator that reads columns saves the rows. Times, keys and watermarks beside it are columns
-too, which read like lists of ints.
+and an operator that reads columns saves the rows. The times, keys and watermarks of such a batch
+are columns too, and read like lists.
 
-Invariants: a column never changes once it is made. Parts of it are views if that is cheap.
-`to_list` returns plain Python values of the types that a row would hold (int, not int64). This
-module does not import numpy: it only calls methods of arrays, so a program of rows does not load
-it.
+Invariants: a column never changes once it is made. Slices of a column are views where a view is
+cheap. `to_list` returns plain Python values of the types that a row would hold (int, not int64).
+This module does not import numpy: it only calls methods of arrays, so a program of rows does not
+load it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = [
 COLUMN_RECORDS_MAX: Final = 65_536
 """Maximum number of rows that one step processes at a time.
 
-The number is large enough to make the cost of a batch small beside them, even if they are divided
-among several consumers. It is small enough for the one or two columns of numbers of a step to fit
-into the cache of a core.
+The number is large enough to make the fixed cost of a batch small, even if its rows are divided
+among several consumers. It is small enough for the one or two number columns of a step to fit into
+the cache of a core.
 """
 
 
@@ -59,11 +59,13 @@ class Column(Sequence[Any]):
 
     @abstractmethod
     def part(self, which: slice) -> Column:
-        """Returns a column of the values of the slice `which`."""
+        """Returns the slice `which` of the column, as a column."""
 
     @abstractmethod
     def _one(self, index: int) -> Any:
-        """Returns the value at one index as a plain value, without making the others."""
+        """Returns the value at one index as a plain Python value, without converting the other
+        values.
+        """
 
     @abstractmethod
     def _make_list(self) -> list[Any]:
@@ -93,8 +95,8 @@ class Column(Sequence[Any]):
 class NumberColumn(Column):
     """A column of bool, int64 or float64 values.
 
-    `valid` marks the values that are not None; without it no value is None. The items of `values`
-    that stand for None have no meaning.
+    `valid` is true for each value that is not None. If `valid` is None, no value is None. The items
+    of `values` that stand for None have no meaning.
     """
 
     __slots__ = ("valid", "values")
@@ -195,8 +197,8 @@ class ColumnBatch(Column):
     """Records as columns of one length.
 
     Its rows are dicts of the field names, or tuples if the names are positions, 0, 1, ... With
-    `make`, its rows are the results of `make` for the values in their order. The batch is a column
-    itself, whose values are the rows: a field may hold records.
+    `make`, each row is the result of `make`, called with the row's values in field order. The batch
+    is itself a column whose values are the rows, so a field may hold records.
     """
 
     __slots__ = ("_length", "columns", "make")
@@ -259,7 +261,7 @@ class ColumnBatch(Column):
 def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Returns the items of `array` at int64 `indices`.
 
-    For items of several bytes this takes half the time of `take`; for single bytes it calls `take`.
+    Indexing items of several bytes takes half the time of `take`; items of one byte use `take`.
     """
     return array[indices] if array.itemsize > 1 else array.take(indices)
 
@@ -267,7 +269,7 @@ def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
 def first_not_below(times: Sequence[int], least: int, start: int, stop: int) -> int:
     """Returns the index of the first time of at least `least` from `start` to `stop`.
 
-    `times` never decrease there. Returns `stop` if there is no such time.
+    `times` must not decrease in this range. Returns `stop` if there is no such time.
     """
     if isinstance(times, NumberColumn):
         return start + int(times.values[start:stop].searchsorted(least))

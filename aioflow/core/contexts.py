@@ -1,8 +1,8 @@
-"""Context managers made from generators, as those of `contextlib`, for blocks in which user code
+"""Context managers made from generators, like those of `contextlib`, for blocks in which user code
 may raise.
 
-The invariant: an error passes through without an attribute being set. `contextlib` sets the
-traceback of the error, which a frozen dataclass refuses with an error of its own.
+The invariant: an error passes through, and none of its attributes is assigned. `contextlib` assigns
+`__traceback__`, which raises another error if the error's class is a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class _AsyncManager(AbstractAsyncContextManager[T]):
 
 
 def _is_same(raised: BaseException, error: BaseException, place: TracebackType | None) -> bool:
-    """Returns whether a generator has let `error` through, and takes its frames off `error`."""
+    """Returns whether a generator has let `error` through. If so, removes the generator's frames
+    from the traceback of `error`.
+    """
     is_signal = isinstance(error, (StopIteration, StopAsyncIteration))
     if raised is error or (is_signal and raised.__cause__ is error):
         BaseException.with_traceback(error, place)

@@ -17,8 +17,8 @@ rely on:
   reference.
 
 Event time is continuous: when the watermark jumps, all work that was due in between is done in
-order of its own time. Each piece of work sees the watermark of its time. So results do not depend
-on the borders of batches. A batch without values is a bare watermark.
+order of its own time. Each piece of work sees the watermark of its own time. So results do not
+depend on where batches begin and end. A batch without values is a bare watermark.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ MAX_WATERMARK = 2**63 - 1
 BATCH_RECORDS_MAX = 2048
 """Maximum number of rows of a batch, and of one slice of a stage.
 
-The cost of a batch is then a few ns a record, and larger batches exceed the processor's cache.
+The fixed cost of a batch of this size is a few ns a record. Larger batches exceed the processor's
+cache.
 """
 
 
@@ -122,7 +123,7 @@ class RecordBatch:
         """Returns the records at `indices`, which never decrease, with their times, keys and
         watermarks.
 
-        The watermark after them is this batch's.
+        The watermark after the last record is the same as in this batch.
         """
         values, timestamps, keys, watermarks = (
             self.values,
@@ -142,13 +143,13 @@ class RecordBatch:
     def with_watermarks(
         self, watermarks: list[int] | None, watermark: int = MIN_WATERMARK
     ) -> RecordBatch:
-        """Returns the same records with other watermarks. Shares the lists."""
+        """Returns the same records with other watermarks. The new batch shares the other lists."""
         return RecordBatch(
             self.values, self.timestamps, self.keys, watermarks, watermark, self.taken
         )
 
     def before_end(self) -> RecordBatch:
-        """Returns the same records with MAX_WATERMARK replaced by the watermark before it."""
+        """Returns the same records, with the last watermark before MAX_WATERMARK in place of it."""
         marks = self.watermarks
         if marks is None or not len(marks):
             return self.with_watermarks(None)
@@ -160,9 +161,9 @@ class RecordBatch:
         return self.with_watermarks(marks, marks[-1])
 
     def with_values(self, values: list[Any]) -> RecordBatch:
-        """Returns the same times and watermarks with other values of the same number.
+        """Returns a batch with these times and watermarks, and with as many other values.
 
-        The keys are dropped, as by a map.
+        The keys are dropped, as they are by a map.
         """
         return RecordBatch(values, self.timestamps, None, self.watermarks, self.watermark)
 
@@ -246,8 +247,8 @@ class CheckpointBarrier(msgspec.Struct, frozen=True):
 class CheckpointAnnouncement(msgspec.Struct, frozen=True):
     """The event that says: the barrier of checkpoint `checkpoint_id` is on its way.
 
-    It overtakes records. An operator that waits for calls then takes its input into its state, so
-    that the barrier can arrive.
+    The announcement overtakes records. An operator that waits for asynchronous calls then stores
+    its waiting input in its state, so that the barrier can arrive.
     """
 
     checkpoint_id: int

@@ -102,7 +102,7 @@ class Closed(AioflowError):
 
 
 class MailboxClosed(Closed):
-    """The mailbox does not accept (QUIESCED) or does not hold (CLOSED) mail any more."""
+    """The mailbox no longer accepts mail (QUIESCED), or no longer holds any (CLOSED)."""
 
 
 class Broken(AioflowError):
@@ -136,7 +136,7 @@ class RemoteProtocolError(ProtocolError):
 class MalformedInput(RemoteProtocolError, ValueError):
     """A source read data that is not in the expected format.
 
-    The message names file and line. Correct the data, or let the source skip it by `on_error=`.
+    The message names file and line. Correct the data, or let the source skip it with `on_error=`.
     """
 
 
@@ -171,7 +171,7 @@ class CancellationTimeout(AioflowError):
 
 
 class NoResourceAvailable(AioflowError):
-    """All slots of a cluster are fewer than a job needs at any parallelism.
+    """The whole cluster has fewer slots than the job needs at its lowest parallelism.
 
     Add workers, or lower the parallelism.
     """
@@ -221,7 +221,9 @@ class StaleLeader(AioflowError):
 
 
 def with_article(noun: str) -> str:
-    """Returns `noun` for a message, with "a" or "an" before it: a dict, an int."""
+    """Returns `noun` with "a" or "an" before it, as in "a dict" or "an int", for messages to
+    users.
+    """
     return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
 
 
@@ -246,21 +248,23 @@ def did_you_mean(
 def note_once(error: BaseException, note: str) -> None:
     """Adds `note` to `error` unless it already has a note of the engine.
 
-    The innermost place adds its note first, and knows most.
+    The innermost code adds its note first, and that note is the most precise.
     """
     if not has_place(error):
         add_note(error, f"aioflow: {note}")
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds `note` to `error`, also if its class is frozen, which its own `add_note` refuses."""
+    """Adds `note` to `error`, even if its class is frozen, in which case `error.add_note` would
+    fail.
+    """
     error.__dict__.setdefault("__notes__", []).append(note)
 
 
 def message_of(error: BaseException) -> str:
     """Returns `str(error)`.
 
-    The `__str__` of a user's error may fail; then the message describes this failure.
+    If the `__str__` of a user's error fails, returns a text that names this failure.
     """
     try:
         return str(error)
@@ -276,7 +280,7 @@ def has_place(error: BaseException) -> bool:
 
 
 RECORD_TEXT_MAX = 200
-"""Characters of a record that an error may show."""
+"""Maximum number of characters of a record in an error message."""
 
 
 def describe_record(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 Functions are classes with optional hooks; plain callables are accepted wherever one method would
 do. Methods that emit elements return None or an iterable, or are generators; `async def` is allowed
-where `API` says so. The contexts here are Protocols, which operators implement.
+where the method's docstring says so. The contexts here are Protocols, which operators implement.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class TimerService(Protocol):
 
 
 class Repeated(Protocol):
-    """A callback that runs again and again."""
+    """A callback that runs periodically."""
 
     def cancel(self) -> None:
         """Prevents all further calls. Idempotent."""
@@ -170,22 +170,23 @@ class Repeated(Protocol):
 class Mailbox(Protocol):
     """The mailbox of a function: callbacks run in its task, between two elements.
 
-    A callback may use the state and the attributes of the function. With `key=` it has the state of
-    that key, which must belong to this subtask; without, it has no key. It may be `async def`: the
-    task then does nothing else until it ends. It emits nothing. Mail is not part of a checkpoint.
-    `MailboxClosed` is raised once the task has ended.
+    A callback may use the state and the attributes of the function. With `key=` it sees the state
+    of that key, which must belong to this subtask. Without `key=` it has no current key. A callback
+    may be `async def`: the task then does nothing else until the callback ends. A callback cannot
+    emit elements. Mail is not part of a checkpoint. `MailboxClosed` is raised once the task has
+    ended.
     """
 
     def execute(self, fn: Callable[..., object], *args: Any, key: Any = ...) -> None:
-        """Runs `fn(*args)` between two elements. An error fails the job by operator name. Call it
-        in the task's thread only.
+        """Runs `fn(*args)` between two elements. An error in `fn` fails the job, and names the
+        operator. Call this in the task's thread only.
         """
 
     def submit(
         self, fn: Callable[..., T | Awaitable[T]], *args: Any, key: Any = ...
     ) -> asyncio.Future[T]:
-        """Does the same as `execute`, but the future gets the result or the error, and the job goes
-        on. The future is cancelled if the task ends before.
+        """Runs `fn(*args)` like `execute`, and returns a future of the result. An error is set on
+        the future and does not fail the job. The future is cancelled if the task ends first.
         """
 
     def execute_threadsafe(
@@ -194,21 +195,21 @@ class Mailbox(Protocol):
         """Does the same as `execute`, from any thread. The future is done when `fn` has run."""
 
     async def yield_(self) -> None:
-        """Waits for one mail of this function, and runs it; for `async def` methods that must wait
-        for a callback of their own. Timers wait meanwhile.
+        """Waits for one mail of this function, and runs it. Needed by `async def` methods that wait
+        for a callback that they have submitted. No timer fires meanwhile.
         """
 
     def schedule_at_fixed_rate(
         self, fn: Callable[..., object], period: Duration, *args: Any, key: Any = ...
     ) -> Repeated:
-        """Runs `fn(*args)` once in `period`, first after one period. Missed periods are made up.
-        No call comes after the end of the input.
+        """Runs `fn(*args)` once every `period`, first after one period. Missed calls are made up
+        for. No call is made after the end of the input.
         """
 
     def schedule_with_fixed_delay(
         self, fn: Callable[..., object], period: Duration, *args: Any, key: Any = ...
     ) -> Repeated:
-        """Runs `fn(*args)` again `period` after it has run, first after one period."""
+        """Runs `fn(*args)` after one period, and again one `period` after each run has ended."""
 
 
 class RuntimeContext(Protocol):
@@ -251,7 +252,9 @@ class RuntimeContext(Protocol):
         self, descriptor: AggregatingStateDescriptor[T]
     ) -> AggregatingState[T]: ...
     def get_raw_keyed_state(self) -> RawKeyedState:
-        """Returns the state of this subtask that the function writes and reads as bytes."""
+        """Returns the raw keyed state of this subtask, which the function writes and reads as
+        bytes.
+        """
 
 
 class ProcessContext(Protocol):
@@ -263,10 +266,10 @@ class ProcessContext(Protocol):
 
     @property
     def current_key(self) -> Any:
-        """The key of the element as it was written; in `on_timer` the key for which the timer was
-        set.
+        """The key of the element as the key function returned it; in `on_timer` the key for which
+        the timer was set.
 
-        Different values that are equal, such as 1 and True, are one key.
+        Values that are equal, such as 1 and True, are one key.
         """
 
     @property
@@ -303,18 +306,18 @@ class Function:
     """
 
     def open(self, ctx: RuntimeContext) -> Awaitable[None] | None:
-        """Prepares the function; state is declared here. May be `async def`."""
+        """Prepares the function. Keyed state is declared here. May be `async def`."""
         return None
 
     def close(self) -> Awaitable[None] | None:
-        """Releases the resources of `open`. May be `async def`; emits nothing."""
+        """Releases what `open` has acquired. May be `async def`. Cannot emit elements."""
         return None
 
 
 class MapFunction(Function, Generic[IN, OUT]):
     """A function that emits one element for each element.
 
-    `map` may be `async def`: it is then awaited, as an async function is.
+    `map` may be `async def`: each call is then awaited.
     """
 
     def map(self, value: IN, /) -> OUT | Awaitable[OUT]:
@@ -333,7 +336,7 @@ class FilterFunction(Function, Generic[IN]):
 class FlatMapFunction(Function, Generic[IN, OUT]):
     """A function that emits any number of elements for each element.
 
-    `flat_map` may be `async def`, also a generator.
+    `flat_map` may be `async def`, or an async generator.
     """
 
     def flat_map(
@@ -417,7 +420,7 @@ class ProcessWindowFunction(Function, Generic[IN, OUT, K]):
         raise TypeError(f"{type(self).__name__} must define process(self, key, ctx, elements)")
 
     def clear(self, ctx: WindowContext) -> None:
-        """Clears `ctx.window_state`, because the window is dropped."""
+        """Clears `ctx.window_state`. Called when the window is removed."""
 
 
 class AggregateFunction(Generic[IN, ACC, OUT]):

@@ -1,8 +1,8 @@
 """The only interface between aioflow and the machine.
 
 `Host` contains all external services of the runtime: clocks, randomness, ids, files, the network,
-blocking calls and processes. `core.system_host` implements them on the machine;
-`aioflow.testing.simulation.SimulatedHost` implements virtual ones.
+blocking calls and processes. `core.system_host` implements `Host` on the real machine;
+`aioflow.testing.simulation.SimulatedHost` simulates it.
 
 Invariant: only `core.system_host` and its parts read a clock, draw a random number, open a file or
 a socket, or start a thread or a process. Timers need no wrapper: they use the running event loop,
@@ -52,7 +52,7 @@ class Clock(Protocol):
     """The clocks of a host. Only `wall_ms` may step backwards."""
 
     def monotonic(self) -> float:
-        """Returns seconds on the clock that `loop.time()` also shows."""
+        """Returns the time in seconds on the clock of `loop.time()`."""
         ...
 
     def wall_ms(self) -> int:
@@ -101,7 +101,9 @@ class FileStat:
     modified_ms: int
     is_dir: bool
     place: tuple[int, int] | None = field(default=None, compare=False)
-    """Equal for two paths that lead to the same file; None on systems without links."""
+    """Identity of the file, equal for two paths that lead to the same file. None on systems without
+    links.
+    """
 
 
 class FileSystem(Protocol):
@@ -121,7 +123,7 @@ class FileSystem(Protocol):
     async def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
         """Replaces the whole content of a file; with `sync` also calls fsync.
 
-        Readers may see a part of it. To avoid that, write another file, then rename it.
+        Readers may see a partly written file. To avoid this, write another file, then rename it.
         """
         ...
 
@@ -160,9 +162,9 @@ class FileSystem(Protocol):
     async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
         """Creates a file atomically and durably. Returns False if the name is in use.
 
-        The existing name is then durable as well. The data is written to `aside`, in the same
-        directory, which is then renamed. After an error `aside` may exist. Raises PermissionError
-        as `check_inside` does.
+        If it is in use, the existing file is durable when this returns. The data is first written
+        to the file `aside` in the same directory, which is then renamed. After an error `aside` may
+        exist. Raises PermissionError as `check_inside` does.
         """
         ...
 
@@ -259,7 +261,8 @@ class Network(Protocol):
         *,
         ssl: ssl_module.SSLContext | None = None,
     ) -> Listener:
-        """Accepts connections, one protocol each; port 0 selects a free port.
+        """Listens on `port`, and makes one protocol for each connection. Port 0 selects a free
+        port.
 
         Raises `OSError` if the port is in use.
         """
@@ -273,7 +276,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     """
 
     host: str
-    """Name of the machine, for messages."""
+    """Name of the machine, for log and error messages."""
     pid: int
     machine: str
     """Identifies one boot of one machine; "" if unknown."""
@@ -281,13 +284,17 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     """Distinguishes the process from others that had or will have the same `pid` on the machine."""
 
     def spell(self) -> str:
-        """Returns the identity as a part of a file name, without an underscore and the host."""
+        """Returns the identity as text for a file name. The text omits `host`, and contains no
+        underscore.
+        """
         parts = (self.machine, str(self.pid), self.started)
         return "+".join(quote(part, safe="").replace("_", "%5F") for part in parts)
 
     @staticmethod
     def parse(text: str) -> ProcessIdentity | None:
-        """Returns the identity that `spell` made into `text`; None: it is none."""
+        """Returns the identity from the text that `spell` returned, or None if `text` is not such a
+        text.
+        """
         parts = [unquote(part) for part in text.split("+")]
         if len(parts) != 3 or not parts[1].isdecimal():
             return None
@@ -300,7 +307,9 @@ class ThreadTimes(msgspec.Struct, frozen=True):
     cpu_s: float
     """Processor time of the thread."""
     waited_s: float
-    """Time in which the thread could run but had no processor; 0 where the system does not say."""
+    """Time in which the thread was ready to run but had no processor; 0 on systems that do not
+    report it.
+    """
     process_cpu_s: float
     """Processor time of all threads of the process."""
 
@@ -355,9 +364,8 @@ class Processes(Protocol):
         ...
 
     def thread_times(self) -> Callable[[], ThreadTimes] | None:
-        """Returns a reader of the clocks of the thread that calls the reader.
-
-        None if there are no threads, as in a simulation.
+        """Returns a function that reads the clocks of the thread that calls it. Returns None if
+        there are no threads, as in a simulation.
         """
 
     def thread_frames(self, thread: int) -> list[Frame]:
@@ -379,8 +387,8 @@ class Processes(Protocol):
         env: Mapping[str, str] | None = None,
         secret: bytes | None = None,
     ) -> Process:
-        """Starts `argv` with `env` added to this environment; a dead parent does not end the
-        process.
+        """Starts `argv` with `env` added to this environment. The process does not end with its
+        parent.
 
         `secret` (at most 4,096 bytes) is passed to the child through an inherited pipe, never by
         argument or environment; the child reads it with `take_secret`.
@@ -427,14 +435,15 @@ class Host(Protocol):
         the running loop.
 
         The function has the context variables of the caller. Short calls share a bounded pool.
-        `dedicated` gives the call a thread of its own, so that it never starves the pool. It is for
-        work that lasts as long as a task, like a source's generator. Cancelling the future does not
-        stop a running call, so long work needs its own way to be stopped.
+        `dedicated` gives the call a thread of its own, so that it never starves the pool. A
+        dedicated thread is for work that lasts as long as a task, like a source's generator.
+        Cancelling the future does not stop a running call, so long work needs its own stop signal.
         """
         ...
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Returns whether the caller should take the rare branch at `point`, to test it.
+        """Returns whether the caller should take its rare branch, named `point`, so that tests
+        reach it.
 
         The seed decides in a simulation; a real machine returns False.
         """

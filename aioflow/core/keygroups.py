@@ -8,7 +8,7 @@ tuple, and one instant in two time zones. The key group of a key is a promise of
 format: the golden vectors in the tests never change.
 
 The canonical form is a tag byte and a body; elements of composite keys are length-prefixed, so that
-no two forms run into each other. None is no key, but it may be a part of a tuple:
+no two forms run into each other. None is not a valid key, but a tuple may contain it:
 
     i  integer: big-endian two's complement, shortest
     f  non-integral float, or infinity: IEEE 754, big endian
@@ -56,16 +56,16 @@ __all__ = [
 ]
 
 MAX_PARALLELISM_LIMIT = 1 << 15
-"""Maximum of the maximum parallelism, as in Flink: a key group is a 16-bit number."""
+"""Highest allowed maximum parallelism, as in Flink. A key group is stored as a 16-bit number."""
 
 _TEXT = frozenset((str,))
 _TEXT_CHECKSUM = zlib.crc32(b"s")
 _INTEGERS = frozenset((int,))
 _INTEGER_CHECKSUM = zlib.crc32(b"i")
 _DECIMAL_DIGITS_MAX = 10_000
-"""Maximum number of digits of a Decimal: 1E+999999999 equals an int of a gigabyte.
+"""Maximum number of digits of a Decimal key.
 
-A larger one is rejected, not expanded.
+A Decimal such as 1E+999999999 equals an int of a gigabyte, so it is rejected, not expanded.
 """
 
 _NAN = (
@@ -80,8 +80,8 @@ _ALLOWED = (
 
 
 class KeyNotSupported(ValueNotSupported):
-    """A value cannot be a key, because it does not equal itself, or because equality has a meaning
-    of its own for its type.
+    """A value cannot be a key, because it does not equal itself, or because its type defines its
+    own equality.
     """
 
 
@@ -93,7 +93,7 @@ def key_group(key: Hashable, max_parallelism: int) -> int:
 def key_groups(keys: Sequence[Any], max_parallelism: int) -> list[int]:
     """Returns the key group of each of `keys`. Raises KeyNotSupported.
 
-    This takes a third of the time for texts and for integers from 0.
+    For texts and for integers from 0, this takes a third of the time of calls of `key_group`.
     """
     if _TEXT.issuperset(map(type, keys)):
         try:
@@ -201,7 +201,7 @@ class KeyGroupRange:
 
 
 CACHED_MIN = 1 << 15
-"""Minimum capacity of a cache in keys: some four MB."""
+"""Minimum capacity of a cache, in keys. They take some four MB."""
 
 SAMPLED = 64
 
@@ -215,9 +215,9 @@ class SubtaskCache:
     unhashable key raises TypeError from `dict` itself: the caller then calls `canonical_key`, which
     raises with the better message.
 
-    A full cache is emptied. It holds `CACHED_MIN` keys at first. It grows up to `limit` if
-    forgotten keys are looked up again, which a sample of one key in `SAMPLED` shows. So keys that
-    occur only once take little memory, however many there are.
+    A full cache is emptied. Its capacity is `CACHED_MIN` keys at first. The capacity doubles, up to
+    `limit`, if keys that were dropped are looked up again; a sample of one key in `SAMPLED` shows
+    this. So keys that occur only once take little memory, however many there are.
     """
 
     __slots__ = (
@@ -233,17 +233,17 @@ class SubtaskCache:
 
     def __init__(self, parallelism: int, max_parallelism: int, *, limit: int = 1_000_000) -> None:
         self.known: dict[Any, int] = {}
-        """For reading: always the same dict."""
+        """The subtask of each cached key, for reading. It is always the same dict object."""
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._limit = limit
         self._room = min(CACHED_MIN, limit)
-        """Present capacity in keys."""
+        """Current capacity in keys."""
         self._sample: set[Any] = set()
         """The last `limit / SAMPLED` keys of the sample."""
         self._missed = self._again = 0
-        """Keys of the sample that were looked up since the cache started over, and how many of them
-        had been looked up before.
+        """Number of sampled keys that were looked up since the cache was last emptied, and how many
+        of them had been looked up before.
         """
 
     def __getitem__(self, key: Any) -> int:
@@ -251,7 +251,7 @@ class SubtaskCache:
         return self.find(key) if subtask is None else subtask
 
     def find(self, key: Any) -> int:
-        """Returns the subtask of a key that is not known yet."""
+        """Returns the subtask of a key that is not in `known`, and adds the key."""
         known, max_parallelism = self.known, self._max_parallelism
         checksum = zlib.crc32(canonical_key(key))
         if checksum >> 16 & SAMPLED - 1 == 0:  # Not the bits that decide about the group.
@@ -280,8 +280,8 @@ class SubtaskCache:
 def _encode_other(key: Any) -> bytes:
     """Encodes a key whose exact type is not in the table, by the type that defines its `__eq__`.
 
-    An IntEnum compares as an int and a NamedTuple as a tuple, so they are encoded as these. A
-    subclass with an `__eq__` of its own could equal anything and is rejected.
+    An IntEnum compares as an int and a NamedTuple as a tuple, so they are encoded as int and tuple.
+    A subclass with an `__eq__` of its own could equal anything and is rejected.
     """
     kind = type(key)
     equality: object = kind.__eq__

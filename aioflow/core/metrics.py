@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 Number = int | float
 
 METER_WINDOW_S = 60.0
-"""Window of a meter, as in Flink's MeterView: long enough to be calm, short enough to follow a
-change.
+"""Window of a meter in seconds, as in Flink's MeterView: long enough for a steady rate, short
+enough to follow a change.
 """
 
 METER_SAMPLES_MAX = 60
 """Maximum number of samples in a meter's window."""
 
 RESERVOIR_VALUES = 1024
-"""Number of kept values: the p99 of a thousand values still has ten above it."""
+"""Number of values that a histogram keeps: of a thousand values, ten still lie above the p99."""
 
 QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 
@@ -91,9 +91,8 @@ class Gauges:
         self._shown: tuple[str, tuple[str, ...]] = ("", self.names)
 
     def collect(self, prefix: str, values: dict[str, Number]) -> None:
-        """Puts each value into `values`, under its name after `prefix`.
-
-        All are NaN if reading raises (logged once).
+        """Puts each value into `values`, under its name with `prefix` before it. All values are NaN
+        if `read` raises (logged once).
         """
         if self._shown[0] != prefix:
             self._shown = prefix, tuple([prefix + name for name in self.names])
@@ -120,7 +119,7 @@ class Meter:
         self._now = now
         self._window_s = window_s
         self._samples: deque[tuple[float, int]] = deque([(now(), 0)])
-        """(time, count), oldest first; the first is the start of the window."""
+        """Samples (time, count), oldest first. The first sample is the start of the window."""
 
     def mark(self, n: int = 1) -> None:
         """Counts `n` events that happened now."""
@@ -205,7 +204,7 @@ class MetricGroup:
         self._groups: dict[str, MetricGroup] = {}
 
     def counter(self, name: str) -> Counter:
-        """Returns the counter `name`, made at the first call.
+        """Returns the counter `name`, created by the first call.
 
         Raises ValueError if the name belongs to another kind of metric.
         """
@@ -254,9 +253,9 @@ class MetricGroup:
     def snapshot(self) -> dict[str, Number]:
         """Returns all values by dotted name, own metrics first, groups in the order of creation.
 
-        Gauges that are read together come before the others. A counter and a gauge are one number.
-        A meter is its rate, and `.count`. A histogram is `.count .min .max .mean .p50 .p95 .p99`;
-        before the first value it is only the count.
+        Gauges that are read together come before the others. A counter or a gauge yields one
+        number. A meter yields its rate, and its count as `.count`. A histogram yields `.count .min
+        .max .mean .p50 .p95 .p99`; before its first value it yields only `.count`.
         """
         values: dict[str, Number] = {}
         self._collect("", values)

@@ -1,9 +1,9 @@
 """Records where user code runs, for logs: job, operator, subtask and key, as a context variable.
 
 A task sets one `Scope` when it starts; the coroutines and tasks that it starts inherit it. The
-chain sets the operator whose user code runs next. A reader gets the key from that operator's state,
-so the scope costs nothing per record. Two ids that several layers pass on are here too: the id of
-an attempt, and the place of a tap.
+chain sets the operator whose user code runs next. `Scope.key` reads the key from that operator's
+context, so the scope costs nothing per record. Two ids that several layers use are defined here
+too: the id of an execution attempt, and `TapPlace`, the output that a tap reads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Runtime(Protocol):
 
 
 class ScopeOperator(Protocol):
-    """The attributes that a scope reads of an operator's context."""
+    """The attributes of an operator's context that a scope reads."""
 
     @property
     def name(self) -> str: ...
@@ -47,9 +47,9 @@ class ScopeOperator(Protocol):
 
 
 class Scope:
-    """The place of a task's running code.
+    """Where the running code of a task belongs: job, operator, subtask and key.
 
-    The task sets `operator_context`, which is None outside of any operator.
+    The task sets `operator_context`, which is None while no operator runs.
     """
 
     __slots__ = ("job", "operator_context")
@@ -89,8 +89,8 @@ class Scope:
             return None
 
     def at(self, operator_context: ScopeOperator) -> Scope:
-        """Returns a scope of the same job at another operator, for a helper task that runs
-        longer.
+        """Returns a scope of the same job that stays at one operator, for a longer-running helper
+        task.
         """
         return Scope(self.job, operator_context)
 
@@ -110,7 +110,7 @@ def scope_in(context: Context) -> Scope | None:
 
 def enter_scope(scope: Scope | None) -> Token[Scope | None]:
     """Sets the scope of the running task and of the tasks that it starts from now on. None means
-    that the code belongs to no operator.
+    that the code belongs to no job.
     """
     return _CURRENT.set(scope)
 
@@ -121,15 +121,16 @@ def leave_scope(token: Token[Scope | None]) -> None:
 
 
 TapPlace = int | tuple[int, str]
-"""A tap on a job: the output of an operator, by the id of its node.
-
-For a side output, the id and the name of the tag.
+"""The output that a tap on a job reads: the id of the operator's node, or for a side output the id
+and the name of its tag.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionAttemptId:
-    """One try to run one subtask. `job_id` is 32 hex digits, `attempt` counts from 0."""
+    """The id of one attempt to run one subtask. `job_id` has 32 hex digits, `attempt` counts from
+    0.
+    """
 
     job_id: str
     vertex_id: int

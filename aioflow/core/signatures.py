@@ -1,8 +1,8 @@
 """Reads the signature of a user's function: the calls that it accepts, and the resources that it
 requests by the defaults of its parameters.
 
-A function is rejected, when the flow is built, only if Python would reject the call at the first
-element. A signature that cannot be read, or that a decorator has replaced, is accepted:
+A function is rejected while the flow is built, but only if Python would reject the call at the
+first element. A signature that cannot be read, or that a decorator has replaced, is accepted:
 `functools.wraps` shows the parameters of the wrapped function, and the wrapper may take others.
 
 The worker opens and closes resources, such as connections:
@@ -41,7 +41,7 @@ __all__ = [
 def check_takes(function: Any, what: str, parameters: str) -> None:
     """Raises GraphError if `function` cannot be called with `parameters`.
 
-    `what` names the user of the function. `parameters` are named as in "value, ctx"; "" for none.
+    `what` says what uses the function. `parameters` are names, as in "value, ctx"; "" for none.
     """
     if wrong := wrong_signature(function, len(parameters.split(",")) if parameters else 0):
         name = getattr(function, "__qualname__", type(function).__name__)
@@ -92,7 +92,7 @@ _POSITIONAL = (
 def takes_argument(function: Callable[..., Any]) -> bool:
     """Returns whether `function` can be called with one positional argument.
 
-    A callable without a readable signature cannot.
+    Returns False for a callable without a readable signature.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -121,7 +121,7 @@ class Resource:
 
     @property
     def name(self) -> str:
-        """The name for messages and task names."""
+        """The name in error messages and task names."""
         return getattr(self.factory, "__qualname__", repr(self.factory))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

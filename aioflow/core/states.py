@@ -5,8 +5,8 @@ current element. The function keeps the object. A lookup returns `T | OrNone`, b
 have no value.
 
 A descriptor declares the name, type and time to live of a state. It is pure data. After a restore,
-state is identified by its name; the same name declared differently is an error. Times to live count
-in processing time, from the last write; `StateTtl` has options.
+state is identified by its name; the same name declared differently is an error. Times to live are
+measured in processing time, from the last write; `StateTtl` has options.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 OrNone: TypeAlias = Any
 """Beside a type in a union: a value that may be None, but never is in a correct program.
 
-It is Any for type checkers. A test of None before each `ctx.timestamp + 60_000` would only annoy.
+Type checkers see Any, so `ctx.timestamp + 60_000` needs no check for None.
 """
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ D = TypeVar("D")
 
 # It gives T as well: Any beside it hides that.
 class ValueState(Protocol[T]):  # type: ignore[misc]
-    """The state that holds one value for the current key."""
+    """State that holds one value for the current key."""
 
     def value(self) -> T | OrNone:
         """Returns the value, or the descriptor's default."""
@@ -121,7 +121,7 @@ class AggregatingState(Protocol[T_co]):
 
 
 class RawKeyedState(Protocol):
-    """Bytes for each key group, which a function writes in `snapshot_state` and reads in
+    """State as bytes for each key group. A function writes it in `snapshot_state` and reads it in
     `initialize_state`.
     """
 
@@ -206,7 +206,7 @@ class ListStateDescriptor(StateDescriptor, Generic[T]):
 
 @dataclass(frozen=True)
 class MapStateDescriptor(StateDescriptor, Generic[K, V]):
-    """Declares a map for each key, or a broadcast state. The time to live counts for each entry."""
+    """Declares a map for each key, or a broadcast state. The time to live applies to each entry."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Files of the operating system.
 
-Part of `SystemHost`, on whose pool all calls run except the two that return a handle.
+Part of `SystemHost`. All calls run on its thread pool, except the two that return a handle.
 """
 
 from __future__ import annotations

@@ -44,12 +44,12 @@ busy loop.
 """
 
 CLOSE_TIMEOUT_S = 10.0
-"""Maximum time that `close` waits for threads whose work has not ended before it abandons them."""
+"""Maximum time that `close` waits for threads that are still working, before it abandons them."""
 
 GIVEN_UP_S = 0.5
 """Maximum time that `close` waits for threads whose caller was cancelled.
 
-Some of them are about to end, because they were asked to.
+Some of these threads are about to end, because they were asked to.
 """
 
 
@@ -200,7 +200,7 @@ class SystemHost:
 
 
 class _SystemClock:
-    """Reads the machine's clocks; the methods are the C functions themselves, so that a reading
+    """Reads the machine's clocks. The methods are the C functions themselves, so that each reading
     costs one call.
     """
 
@@ -224,7 +224,7 @@ class _SystemIds:
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
 """Maximum time for the TLS handshake of a peer, before its protocol is made.
 
-The loops' own limit of a minute is too long for unauthorised peers.
+The event loops' own limit of a minute is too long for unauthorised peers.
 """
 
 
@@ -328,10 +328,10 @@ MAIN_THREAD_ENV = "AIOFLOW_MAIN_THREAD_OF"
 """Variable with the id of the process whose main thread started this one."""
 
 PR_SET_PDEATHSIG = 1
-"""Number of the option, from linux/prctl.h."""
+"""Number of the prctl option that sends a signal at the parent's end, from linux/prctl.h."""
 
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-"""A line of faulthandler."""
+"""A frame's line in the output of faulthandler."""
 
 
 class SystemProcesses:
@@ -426,10 +426,10 @@ def prefer_when_memory_is_short() -> None:
 def end_with_parent() -> bool:
     """Lets the kernel kill this process at the end of its parent. Returns whether it will.
 
-    It does so although a function holds the interpreter, which stops all threads of Python. Only
-    Linux offers this, and only for a process that a main thread started: the kernel would kill it
-    at the end of any other thread, although the program and its event loop go on. An earlier end of
-    the parent goes unnoticed.
+    This works even while a function holds the interpreter and so stops all Python threads. Only
+    Linux offers it. It is used only if the parent's main thread started this process, because the
+    kernel kills the process when the starting thread ends, even if the parent goes on. A parent
+    that has ended before this call is not noticed.
     """
     started_by = os.environ.pop(MAIN_THREAD_ENV, None)
     if sys.platform != "linux" or started_by != str(os.getppid()):
@@ -448,8 +448,8 @@ def _without_stop(name: str, call: Callable[[], T]) -> T:
 
 
 def _machine() -> str:
-    """Returns an id of the machine's present boot and of the namespace of its process numbers; ""
-    if unknown.
+    """Returns an id of the machine's current boot and of the namespace of process numbers; "" if
+    unknown.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -461,7 +461,8 @@ def _machine() -> str:
 def _start_time(pid: int) -> str | None:
     """Returns the start time of a running process, in ticks since boot.
 
-    Returns None if there is none, or if it has ended and its parent has not noticed yet.
+    Returns None if there is no such process, or if it has ended and its parent has not waited for
+    it yet.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:

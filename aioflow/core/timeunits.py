@@ -52,7 +52,7 @@ def to_ms(duration: Duration, name: str = "duration") -> int:
 def to_seconds(duration: Duration, name: str = "duration") -> float:
     """Returns `duration` in seconds.
 
-    Raises as `to_ms` does, for fractions of a microsecond only.
+    Raises the same errors as `to_ms`, except that only a fraction of a microsecond is lost.
     """
     return _micros(duration, name) / 1_000_000
 

@@ -99,8 +99,8 @@ def check_own_task() -> None:
 def conversion_error(function: Callable[[Any], Any], error: BaseException) -> RuntimeError:
     """Returns the error to raise for `error` of a function that converts values of a type.
 
-    It runs wherever values are encoded or decoded, also beside the tasks of the job. Nothing is
-    awaited, so even a CancelledError comes from the function.
+    `function` runs wherever values are encoded or decoded, even outside of the tasks of the job. It
+    awaits nothing, so even a CancelledError comes from `function` itself.
     """
     name = getattr(function, "__qualname__", repr(function))
     made = RuntimeError(f"{name} raised {type(error).__name__}: {message_of(error)}")
@@ -121,7 +121,7 @@ def check_after_conversion() -> None:
 async def take_back_cancellation() -> None:
     """Undoes cancellations of the running task by user code.
 
-    The task is about to end: its clean-up must not be cut short.
+    Called when the task is about to end, so that its clean-up is not cut short.
     """
     task = _running_task()
     if task is None or not task.cancelling() or is_asked_to_end(task):
@@ -139,9 +139,9 @@ def close_user_code(task: asyncio.Task[Any]) -> None:
     """Closes the coroutine of user code in which the cancelled `task` still waits, and wakes
     `task`.
 
-    Closes the outermost coroutine on the stack that does not belong to the engine. So the
-    coroutines of the engine unwind as usual. Python raises GeneratorExit at the point where the
-    closed one waits, as in every dropped coroutine.
+    Of the coroutines on the stack, closes the outermost one that does not belong to the engine. So
+    the coroutines of the engine unwind as usual. Python raises GeneratorExit where the closed
+    coroutine waits, as in every coroutine that is dropped.
     """
     current: Any = task.get_coro()
     while inspect.iscoroutine(current) and current.cr_code.co_filename.startswith(ENGINE):
@@ -164,11 +164,13 @@ def _running_task() -> asyncio.Task[Any] | None:
 
 
 WHOLE = "__aioflow_traceback__"
-"""Attribute of an error with its traceback before it was folded."""
+"""Attribute of an error that holds its traceback before the frames of the engine were removed."""
 
 
 class _Whole:
-    """A traceback as an attribute. A copied or pickled error has None in its place."""
+    """A holder of a traceback, stored as an attribute of an error. In a copied or pickled error it
+    becomes None.
+    """
 
     __slots__ = ("traceback",)
 
@@ -193,7 +195,9 @@ def fold_traceback(error: BaseException) -> BaseException:
 
 
 def _fold(error: BaseException, *, if_none_is_left: bool) -> BaseException:
-    """Removes the frames of the engine, if others are left or `if_none_is_left`."""
+    """Removes the frames of the engine from the traceback, if other frames are left or
+    `if_none_is_left`.
+    """
     whole = error.__traceback__
     places: list[TracebackType] = []
     current = whole
@@ -215,7 +219,7 @@ def _fold(error: BaseException, *, if_none_is_left: bool) -> BaseException:
 
 
 def whole_traceback(error: BaseException) -> TracebackType | None:
-    """Returns the traceback of `error` as it was before it was folded."""
+    """Returns the traceback of `error` with the frames that `fold_traceback` removed."""
     whole = error.__dict__.get(WHOLE)
     return whole.traceback if isinstance(whole, _Whole) else error.__traceback__
 
@@ -254,7 +258,7 @@ def _is_internal(file: str) -> bool:
 
 
 FRAMES_MAX = 12
-"""Number of innermost frames of user code in a stack."""
+"""Maximum number of frames of user code in a `Stack`; the innermost are kept."""
 
 LIBRARY = os.path.dirname(os.path.dirname(asyncio.__file__)) + os.sep
 LOOP_FILES = tuple(
@@ -269,7 +273,7 @@ Stack = tuple[str, ...]
 def place_of(code: CodeType, line: int) -> str:
     """Returns function, file and line as text.
 
-    The file is shown by its last two parts, because the machine's paths are private.
+    Only the last two parts of the path are shown, because the machine's paths are private.
     """
     return spell_place(code.co_qualname, code.co_filename, line)
 
@@ -286,10 +290,10 @@ def spell_stack(stack: Stack) -> str:
 
 
 def user_frames(frames: Sequence[Frame]) -> tuple[Stack, bool]:
-    """Returns the frames above those of the engine and the loop, outermost first.
+    """Returns the frames of user code, which the engine or the loop has called, outermost first.
 
-    Libraries that user code calls belong to them. Also returns whether the outermost of them is in
-    a file of the user, and not in a library that the engine calls or imports.
+    Frames of libraries that user code calls are included. Also returns whether the outermost frame
+    is in a file of the user, and not in a library that the engine calls or imports.
     """
     places: list[str] = []
     kept, is_own = 0, False

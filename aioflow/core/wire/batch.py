@@ -61,7 +61,7 @@ __all__ = [
 BATCH_FORMAT_VERSION = 1
 """The first byte of every encoded batch.
 
-Another version is rejected: both ends of an edge run the same release.
+Another version is rejected, because both ends of an edge run the same release.
 """
 
 (
@@ -75,7 +75,9 @@ Another version is rejected: both ends of an edge run the same release.
     _TABLES,
 ) = 1, 2, 4, 8, 16, 32, 64, 128
 _TAKEN: Final = _TABLES
-"""The flag means tables for columns, and extracted values for rows, which have no tables."""
+"""The flag of `RecordBatch.taken`. The same bit means tables in a batch of columns; rows have no
+tables.
+"""
 _ALL_FLAGS: Final = 255
 _KEY_FLAGS: Final = (0, _KEYS, _KEYS_ARE_VALUES, _KEYS_ARE_FIELD)
 _HEAD: Final = struct.Struct(">BBq")
@@ -91,7 +93,7 @@ def encode_batch(
     """Returns the bytes of `batch`, which is neither changed nor kept.
 
     With the `tables` of a channel the bytes are valid only in that channel. Raises TypeNotSupported
-    naming `owner`, the operator that emits it, for a value or key that cannot be encoded.
+    naming `owner`, the operator that emits the batch, for a value or key that cannot be encoded.
     """
     values, timestamps, keys, watermarks = (
         batch.values,
@@ -170,7 +172,7 @@ def decode_batch(
     where: str,
     tables: EntryTables | None = None,
 ) -> RecordBatch:
-    """Returns the batch of `encode_batch`; `content` is not kept.
+    """Returns the batch that `encode_batch` encoded; `content` is not kept.
 
     Raises DecodeError naming `where`, the channel that delivered it.
     """
@@ -226,9 +228,10 @@ def _decode_batch(view: memoryview, codec: Codec, tables: EntryTables | None) ->
 def _encode_columns(
     batch: RecordBatch, codec: Codec, owner: str, tables: EntryTables | None
 ) -> bytes:
-    """Encodes a batch of columns: every part of it is a column, the values last.
+    """Encodes a batch of columns. Times, watermarks, keys and values are each a column, in this
+    order.
 
-    Keys that are a field of the values are encoded as its name.
+    If the keys are a field of the values, the name of the field is encoded in their place.
     """
     if tables is not None:
         tables.forget()  # Discards entries of an earlier batch that was not sent.
@@ -379,9 +382,8 @@ def _column(view: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def _runs(watermarks: list[int]) -> list[int] | None:
-    """Returns [watermark, count, ...], or None if the list itself is as short.
-
-    Reads only the ends of runs.
+    """Returns [watermark, count, ...], or None if this is not shorter than the list itself. Reads
+    only the ends of runs.
     """
     runs: list[int] = []
     at, count = 0, len(watermarks)
@@ -413,7 +415,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(content: bytes | bytearray | memoryview, where: str) -> Event:
-    """Returns the event of `encode_event`.
+    """Returns the event that `encode_event` encoded.
 
     Raises DecodeError naming `where`, also for a kind that this release does not know.
     """

@@ -9,21 +9,23 @@ numbers are their bytes.
                   5 coded: number of a table of the channel, its number of entries, the new
                     entries, codes
 
-Each byte is copied and checked at both ends. So ints that are close together take as many bytes as
-their differences, and floats that fit take four. The kind of records is False for dicts and tuples,
-True for window results, and otherwise the name of a class that consists only of its fields; other
-records are encoded as objects. The decoder checks its input like every frame: lengths must agree,
-codes must have entries, and only the known dtypes are accepted.
+Each byte costs a copy and a check at both ends. So ints that are close together are encoded by
+their differences, in as few bytes as these need. Floats that lose no digits take four bytes. The
+kind of records is False for dicts and tuples, True for window results, and otherwise the name of a
+class that consists only of its fields; other records are encoded as objects. The decoder checks its
+input like every frame: lengths must agree, codes must have entries, and only the known dtypes are
+accepted.
 
-With the dictionary encoding of a channel a text is sent once, and later only the text's code. A
-channel has one producer and one consumer. Its data arrives once and in order, even over a later
-connection. Each end has its tables. A table takes over the list that the columns share, as long as
-the list only grows (`GrowingList`). The bytes of a batch name the table and its number of entries,
-and contain the new entries. So bytes of a channel are valid only there. Data that leaves the order
-of the channel, such as in-flight data of a checkpoint, is encoded again without tables.
+With the dictionary encoding of a channel, each text is sent once; afterwards only its code is sent.
+A channel has one producer and one consumer. Its data arrives once and in order, even over a later
+connection. Each end keeps its own tables. A table is the list of entries that the columns share,
+which must be a `GrowingList`, a list that only grows. The bytes of a batch contain the number of
+the table, the number of entries sent before, and the new entries. So the bytes are valid only in
+their channel. Data that leaves the order of the channel, such as in-flight data of a checkpoint, is
+encoded again without tables.
 
-Records can be stored as columns if their type consists only of its fields. Such records are made
-from the values, in order, without running code of the application.
+Records can be stored as columns if their type consists only of its fields. The reader makes such
+records from the values, in order, without running code of the application.
 """
 
 from __future__ import annotations
@@ -57,13 +59,14 @@ __all__ = [
 TABLES_MAX = 16
 """Maximum number of tables of a channel.
 
-A table's number is never used for another list, so bytes that wait at either end stay valid.
+A table's number is never reused for another list, so that encoded batches waiting at either end
+stay valid.
 """
 
 ENTRIES_PER_RECORD = 4
 """Maximum ratio of the new entries of a batch to its records.
 
-Beyond it the batch lists the entries that it uses, which is cheaper.
+Above this ratio the batch contains the entries that it uses, which is cheaper.
 """
 
 ENTRIES_MAX = 1 << 20
@@ -87,10 +90,11 @@ class EntryTables:
         self._open: dict[int, int] = {}
 
     def place(self, entries: list[Any], records: int) -> tuple[int, int] | None:
-        """Returns the number of the table for `entries`, and its number of entries.
+        """Returns the number of the table for `entries`, and how many of its entries were sent
+        before.
 
-        Returns None if the batch of `records` has to contain the entries. New entries count as sent
-        after `commit`.
+        Returns None if the table cannot be used, so that the batch has to contain its entries.
+        `records` is the number of records of the batch. New entries count as sent after `commit`.
         """
         if type(entries) is not GrowingList:
             return None
@@ -128,8 +132,8 @@ class EntryTables:
         """Adds the entries `new` to table `number`, after its first `base` entries, and returns the
         table.
 
-        Entries that the table has already are not added twice. Raises ValueError for invalid
-        arguments, which no producer sends.
+        Entries that the table already has are not added twice. Raises ValueError for arguments that
+        no correct producer sends.
         """
         lists = self._lists
         if number == len(lists) < TABLES_MAX and base == 0:
@@ -204,7 +208,9 @@ _LEAST_MAX = _LIMIT - (1 << 32)
 _TRIED = 64
 """Number of floats that are tried first, to find out whether half the bytes suffice."""
 _BARE_MAX = 1 << 20
-"""Maximum number of records without a column, which cost the sender no byte."""
+"""Maximum number of records without columns. Such records take no bytes, so a peer could claim any
+number.
+"""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list).decode
@@ -223,7 +229,7 @@ def encode_column(
 def encode_stretches(
     column: Column, bounds: Sequence[int], codec: Codec, owner: str
 ) -> list[bytes]:
-    """Returns the bytes of each slice of `column` between neighbours of `bounds`.
+    """Returns the encoded bytes of each slice of `column` between two adjacent `bounds`.
 
     The bounds rise from 0 to the length of the column. The bytes of each slice decode like those of
     `encode_column`. For slices of a few hundred records this takes half the time, because numpy's
@@ -236,7 +242,7 @@ def encode_stretches(
 def decode_column(
     content: bytes | memoryview, codec: Codec, tables: EntryTables | None = None
 ) -> Column:
-    """Returns the column of `encode_column`; `tables` are the tables of the channel.
+    """Returns the column that `encode_column` encoded; `tables` are the tables of the channel.
 
     Raises ValueError or DecodeError.
     """
@@ -285,7 +291,7 @@ def _shape(column: Column, codec: Codec, owner: str, tables: EntryTables | None)
 
 
 def _shapes(column: Column, bounds: Sequence[int], codec: Codec, owner: str) -> list[list[Any]]:
-    """Returns the shape (see the module) of each slice of `column` between neighbours of
+    """Returns the shape (see the module) of each slice of `column` between two adjacent
     `bounds`.
     """
     stretches = list(pairwise(bounds))
@@ -385,8 +391,8 @@ def _packed(codes: np.ndarray, dtype: str) -> bytes:
 
 
 def _smallest(greatest: int) -> str | None:
-    """Returns the smallest type of unsigned ints up to `greatest`, or None if all eight bytes are
-    needed.
+    """Returns the smallest unsigned dtype that holds ints up to `greatest`, or None if eight bytes
+    are needed.
     """
     if greatest < 1 << 16:
         return "|u1" if greatest < 1 << 8 else "<u2"
@@ -394,7 +400,7 @@ def _smallest(greatest: int) -> str | None:
 
 
 def _kind(batch: ColumnBatch, codec: Codec) -> bool | str | None:
-    """Returns the kind of rows of the columns; None if they have to be encoded as objects."""
+    """Returns the kind of records (see the module); None if they have to be encoded as objects."""
     make = batch.make
     if make is None or make is WindowResult:
         return make is not None

@@ -9,7 +9,8 @@ such values.
     Enum                by the name of the member
     Pydantic URL        by its text
 
-attrs and Pydantic are never imported here: a class of theirs exists only if its user imported them.
+attrs and Pydantic are never imported here: a class made by them exists only if user code imported
+them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ __all__ = [
 ]
 
 UNSET_FIELDS = "__pydantic_unset_fields__"
-"""Name under which a row of a Pydantic model has the names of the fields that were not set, divided
-by commas.
+"""Name of the extra field of a Pydantic model's row that lists the fields that were not set,
+separated by commas.
 """
 
 EXTRA = "__pydantic_extra__"
@@ -48,7 +49,7 @@ _CACHED_HASH = "_attrs_cached_hash"
 
 
 class Kind(enum.Enum):
-    """The way in which the fields of the instances of a class are read."""
+    """How the fields of a class's instances are read."""
 
     DATACLASS = "dataclass"
     ATTRS = "attrs class"
@@ -61,13 +62,13 @@ class Kind(enum.Enum):
 
 
 Rows = Callable[[Sequence[Any]], Sequence[tuple[Any, ...]]]
-"""Returns the field values of each instance. Raises AttributeError or KeyError for one that is not
-set.
+"""A function that returns the field values of each instance. It raises AttributeError or KeyError
+for a field that is not set.
 """
 
 
 def type_name(cls: type[Any]) -> str:
-    """Returns the name of `cls` for messages."""
+    """Returns the name of `cls`, for log and error messages."""
     return (
         cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     )
@@ -130,7 +131,7 @@ def fields_of(cls: Any, kind: Kind) -> tuple[str, ...]:
 def defaults_of(cls: Any, kind: Kind) -> dict[str, Callable[[], Any]]:
     """Returns, for each field with a default, a function that makes the default.
 
-    A default that is made from other fields is no default here.
+    Defaults that are computed from other fields are left out.
     """
     defaults: dict[str, Callable[[], Any]] = {}
     if kind is Kind.NAMED_TUPLE:
@@ -176,7 +177,7 @@ def _model_defaults(cls: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _pydantic_defaults(fields: dict[str, Any]) -> dict[str, Callable[[], Any]]:
-    """Returns the defaults of the fields of a model, or of a dataclass of Pydantic."""
+    """Returns the defaults of the fields of a Pydantic model, or of a Pydantic dataclass."""
     return {
         name: partial(field.get_default, call_default_factory=True)
         for name, field in fields.items()
@@ -251,7 +252,7 @@ def creator(
 ) -> Callable[..., Any]:
     """Returns a function that makes an instance from the values of all fields, in their order.
 
-    `added` are the fields that were not written, whose values are defaults.
+    `added` are the fields that the writer did not have. Their values are defaults.
     """
     if kind is Kind.STRUCT:
         return _struct_creator(cls, fields)

@@ -54,14 +54,20 @@ __all__ = [
 ]
 
 LEAF, LIST, TUPLE = range(3)
-"""Kind of a place: a value without places, or a list or tuple with the places that follow."""
+"""Kinds of a place in a layout: a value that is not divided, or a list or tuple whose places
+follow.
+"""
 
 LEVELS_MAX = 8
 WIDTH_MAX = 32
-"""Maximum depth of values, and their maximum width on each level. Wider values are no rows."""
+"""Maximum depth of values, and their maximum width on each level. Wider values are not laid out as
+columns.
+"""
 
 ROWS_MAX = 8_192
-"""Number of rows that one call of `zip` transposes: it keeps an iterator for each."""
+"""Maximum number of rows that one call of `zip` transposes, because it keeps an iterator for each
+row.
+"""
 
 
 def lay_out(
@@ -70,7 +76,7 @@ def lay_out(
     columns: list[Sequence[Any]],
     levels: int = LEVELS_MAX,
 ) -> Any:
-    """Returns the layout of `values`, of which there is at least one, and appends their columns to
+    """Returns the layout of `values`, which must not be empty, and appends their columns to
     `columns`.
 
     Returns None if the values have different layouts. `leaves` are the exact types of values that
@@ -131,9 +137,10 @@ _BYTES_MAX = 1 << 28
 
 _ZIP_ROWS_MIN = 16
 _ZIP_ROWS_MAX = 8_192
-"""Number of rows that one call of `zip` transposes.
+"""Maximum number of rows that one call of `zip` transposes.
 
-The call has a fixed cost, and keeps an iterator for each row.
+Fewer rows would not be worth the call's fixed cost; more would keep too many iterators, one for
+each row.
 """
 
 
@@ -169,9 +176,10 @@ class Codec:
     def encode_batch(self, values: list[Any], *, owner: str) -> bytes:
         """Returns the bytes of `values`, which are not changed or kept.
 
-        Raises TypeNotSupported naming `owner` (the operator or state it is for), the type and the
-        remedy, also when the bytes are more than `bytes_max`. Exceptions of a registered `encode=`
-        are raised unchanged; RuntimeError replaces a CancelledError or SystemExit of that function.
+        Raises TypeNotSupported naming `owner` (the operator or state of the values), the type and
+        the remedy. Raises it also for more than `bytes_max` bytes. Exceptions of a registered
+        `encode=` are raised unchanged; RuntimeError replaces a CancelledError or SystemExit of that
+        function.
         """
         try:
             try:
@@ -197,7 +205,8 @@ class Codec:
         return content
 
     def encode_pairs(self, firsts: list[Any], seconds: list[Any], *, owner: str) -> bytes:
-        """Encodes the tuples of `firsts` and `seconds`, at most 8,192, for `decode_batch`.
+        """Returns the bytes of the pairs of `firsts` and `seconds`, at most 8,192, for
+        `decode_batch`.
 
         The bytes may differ from those of `encode_batch`. Does not make the tuples if both columns
         are scalars, or tuples of scalars.
@@ -366,8 +375,8 @@ def _encode_containers(kind: type[Any] | None, values: list[Any]) -> bytes | Non
 def _are_rows_of_scalars(values: Sequence[Iterable[Any]]) -> bool:
     """Returns whether rows have one length and columns of one scalar type each.
 
-    May return False for such rows, too. The usual batch is examined by columns, which takes 61 ns
-    instead of 87 for a tuple of three.
+    May return False for such rows, too. A usual batch is examined column by column, which takes 61
+    ns for a tuple of three, instead of 87 ns row by row.
     """
     if not _ZIP_ROWS_MIN <= len(values) <= _ZIP_ROWS_MAX:
         return False

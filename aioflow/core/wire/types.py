@@ -56,7 +56,9 @@ _V = TypeVar("_V")
 logger = logging.getLogger(__name__)
 
 _CACHE_ENTRIES_MAX = 1_024
-"""Maximum number of cached classes, and of their lists of fields, because the peer chooses them."""
+"""Maximum number of cached classes, and of cached lists of fields. Limited because the peer chooses
+them.
+"""
 
 EXPECTED = "dataclass, attrs class, NamedTuple, msgspec.Struct, Pydantic model or Enum"
 
@@ -103,7 +105,7 @@ class Registration(msgspec.Struct, frozen=True, eq=False):
 class TypeRegistry:
     """Names of the types that may be encoded, in addition to those of `parent`.
 
-    A deployment has its own registry, above the process's.
+    Each deployment has its own registry, whose parent is the registry of the process.
     """
 
     def __init__(self, parent: TypeRegistry | None = None) -> None:
@@ -129,10 +131,10 @@ class TypeRegistry:
         """Registers `cls`: instances of exactly `cls` are encoded as `name` (default
         `module:qualname`).
 
-        `encode(value)` returns a supported value, and `decode` of it an instance of `cls`. Give
-        both or neither; neither only for a class of `core.wire.kinds`. `aliases` are
-        former names. Registering a redefinition of the same class replaces it. Raises ValueError if
-        another class has the name.
+        `encode(value)` returns a supported value, and `decode` makes an instance of `cls` from it.
+        Give both or neither. Both may be omitted only for the classes that `core.wire.kinds`
+        supports. `aliases` are former names. Registering a redefinition of the same class replaces
+        it. Raises ValueError if another class has the name.
         """
         if (encode is None) != (decode is None):
             raise ValueError(
@@ -296,7 +298,7 @@ class Assembler:
         """Makes an assembler. `sources` contains for each field its index in a written row, or -1
         for its default.
 
-        `sources` None means that the rows fit unchanged.
+        If `sources` is None, a row contains exactly the fields, in order.
         """
         self.cls = cls
         self.kind = kind
@@ -308,7 +310,9 @@ class Assembler:
         self._create = creator(cls, kind, fields, frozenset(added))
 
     def assemble(self, rows: Sequence[Sequence[Any]]) -> list[Any]:
-        """Returns an instance for each row. Raises ValueError if a row has not `written` values."""
+        """Returns an instance for each row. Raises ValueError if a row does not have `written`
+        values.
+        """
         if rows and set(map(len, rows)) != {self.written}:
             raise ValueError(f"rows of {type_name(self.cls)} do not all have {self.written} values")
         if self._sources is not None:

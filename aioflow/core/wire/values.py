@@ -1,18 +1,19 @@
-"""Converts values that msgpack cannot distinguish to trees that it can, and back.
+"""Converts values whose types msgpack cannot distinguish to tagged trees that it can encode, and
+back.
 
 In a tagged tree every array is `[tag, ...]`, so that a list, a tuple, a set and a date keep their
-types. None, bool, float, bytes, ints of 64 bits and strings that are UTF-8 stand for themselves; a
-map is a dict with such keys. Classes of the user are written once, in a table `[[name, [field,
-...]], ...]`, and are named by their index in it.
+types. None, bool, float, bytes, ints of 64 bits and valid UTF-8 strings are written as they are. A
+map is a dict whose keys are all of these types. Classes of the user are written once, in a table
+`[[name, [field, ...]], ...]`, and are named by their index in it.
 
 The invariant: `Untagger(t.table).untag(Tagger().tag(v))` equals v, type for type, or `tag` raises
 TypeNotSupported.
 
-Arrays and scalars of numpy become plain parts. numpy is optional, and is imported only for the
-first such value. The parts are the dtype as numpy writes it (`"<f8"`, byte order included), the
-shape (None for a scalar) and the items in C order. The text of a `numpy.str_` and the bytes of a
-`numpy.bytes_` have no such dtype, because a dtype of fixed width drops trailing zeros: they are
-`"U"` and `"S"`.
+An array or scalar of numpy is written as three plain values. numpy is optional, and is imported
+only for the first such value. The three values are the dtype as numpy writes it (`"<f8"`, byte
+order included), the shape (None for a scalar) and the items in C order. The text of a `numpy.str_`
+and the bytes of a `numpy.bytes_` have no such dtype, because a dtype of fixed width drops trailing
+zeros: they are `"U"` and `"S"`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ __all__ = [
 ]
 
 _KINDS = "biufcmMSU"
-"""Kinds of dtype whose items are their bytes: numbers, times and text; not objects, nor records."""
+"""Kinds of numpy dtype that are encoded by the bytes of their items: numbers, times and text, but
+not objects or records.
+"""
 
 
 def is_of_numpy(kind: type[Any]) -> bool:
@@ -57,7 +60,7 @@ def is_of_numpy(kind: type[Any]) -> bool:
 
 
 def parts(value: Any) -> tuple[str, list[int] | None, bytes]:
-    """Returns dtype, shape and items of an array or scalar. Raises TypeNotSupported."""
+    """Returns dtype, shape and bytes of a numpy array or scalar. Raises TypeNotSupported."""
     numpy = _numpy()
     kind, dtype = type(value), value.dtype
     if kind is numpy.ndarray:
@@ -79,7 +82,7 @@ def parts(value: Any) -> tuple[str, list[int] | None, bytes]:
 
 
 def from_parts(dtype_text: str, shape: list[int] | None, content: bytes) -> Any:
-    """Returns the array, writable, or the scalar of `parts`.
+    """Returns the array (writable) or the scalar that `parts` took apart.
 
     Raises ValueError, TypeError or ImportError.
     """
@@ -110,28 +113,30 @@ def _numpy() -> ModuleType:
 DEPTH_MAX = 100
 """Maximum depth of nested containers.
 
-The recursion of both sides fits the interpreter's stack from any caller.
+The recursion of the encoder and the decoder then fits the interpreter's stack from any caller.
 """
 
 _COLUMN_MIN = 4
 _COLUMN_ITEMS_MAX = 1 << 16
-"""Maximum number of values of one container type that are processed together, and of their items.
+"""Maximum number of items of the containers of one type that are processed together.
 
 A list that contains itself would grow with each level. Processing the values one by one soon
 reaches the maximum depth.
 """
 
 _PART_VALUES = 1 << 12
-"""Number of values that are processed together if all of them have too many items."""
+"""Number of containers that are processed together if all at once would have too many items."""
 
 _COLUMNS_MAX = 32
 """Maximum number of columns; wider values are no rows.
 
-Vectors of 768 numbers take three times as long with a call for each column as with one for all.
+Vectors of 768 numbers would take three times as long with one call for each column.
 """
 
 SCALARS: Final[frozenset[type]] = frozenset({type(None), bool, int, float, str, bytes})
-"""Types that stand for themselves, as long as ints have 64 bits and strings no lone surrogates."""
+"""Types whose values are written as they are, if ints fit 64 bits and strings have no lone
+surrogates.
+"""
 
 _SAFE_SCALARS: Final[frozenset[type]] = frozenset({type(None), bool, float, bytes})
 
@@ -161,9 +166,9 @@ _FIXED_OFFSETS = frozenset(
         ("dateutil.tz.tz", "tzoffset"),
     ]
 )
-"""Classes of time zones of one offset, which come out as the equal `datetime.timezone`.
+"""Time zone classes with a fixed offset, which are decoded as the equal `datetime.timezone`.
 
-Pydantic reads texts of JSON with one, dateutil's parser makes the others.
+Pydantic's JSON parser makes the first, dateutil's parser the others.
 """
 
 
@@ -199,8 +204,8 @@ class Tagger:
         )
 
     def handles(self, kind: type[Any]) -> bool:
-        """Returns whether values of type `kind` are written with a tag, and not by the name of
-        their class.
+        """Returns whether values of type `kind` are written with a tag of their own, and not as
+        instances of a user's class.
         """
         return kind in _TAG_BY_TYPE or is_of_numpy(kind)
 
@@ -349,7 +354,9 @@ class Untagger:
         return [untag(tree, depth) for tree in trees]
 
     def _untag_sequences(self, number: int, trees: Sequence[list[Any]], depth: int) -> list[Any]:
-        """Returns the lists, or the tuples, of `trees`, which are all of this kind."""
+        """Returns the values of `trees`, all of which are lists or all of which are tuples, as
+        `number` says.
+        """
         columns = _columns_of(trees)
         if columns is not None and len(columns) > 1:
             rows = zip(*[self.untag_all(column, depth) for column in columns[1:]], strict=True)
@@ -379,7 +386,7 @@ class Untagger:
 
 
 def _common_container(values: Collection[Any]) -> type[Any] | None:
-    """Returns the common type of `values` if it is list, tuple or dict and there are enough."""
+    """Returns the common type of `values` if it is list, tuple or dict and `values` are not few."""
     if len(values) < _COLUMN_MIN:
         return None
     kinds = list(map(type, values))
@@ -388,9 +395,7 @@ def _common_container(values: Collection[Any]) -> type[Any] | None:
 
 
 def _common_tag(trees: Sequence[list[Any]]) -> int | None:
-    """Returns the tag of all `trees` if it is the same one, and the tag of lists or of tuples.
-    Otherwise returns None.
-    """
+    """Returns the common tag of `trees` if it is the tag of lists or of tuples, otherwise None."""
     numbers = list(map(itemgetter(0), trees))
     number = numbers[0]
     return (
@@ -413,7 +418,7 @@ def _columns_of(values: Collection[Sequence[Any]]) -> list[tuple[Any, ...]] | No
 def _common_keys(values: Collection[dict[Any, Any]]) -> tuple[Any, ...] | None:
     """Returns the keys of all `values`, if they are rows with the same texts in the same order.
 
-    Other keys do not qualify: 1 and True are equal and not the same.
+    Keys that are not texts do not qualify, because 1 and True are equal but not the same.
     """
     keys = list(map(tuple, values))
     first = keys[0]
