@@ -5,11 +5,11 @@ namespace None, a window's state in the namespace of that window. The five kinds
 of such tables for the current key; built-in operators read and write the raw dicts of a
 `StateTable`. Keys that are equal in Python are one key.
 
-The mapping that `StateTable.of` returns is valid for one batch, and only for the keys that were
-named. So the backend knows which keys change. It can keep the values that an unfinished snapshot
-still needs, and can fetch all keys of a batch at once. The state objects may be kept.
+The mapping that `StateTable.of` returns is valid for one batch, and only for the keys passed to
+`of`. So the backend knows which keys change. It can keep the values that an unfinished snapshot
+still needs, and can fetch all keys of a batch at once. State objects, in contrast, may be kept.
 
-A checkpoint calls `begin_snapshot` between two slices, and `PendingSnapshot.write` while the job
+A checkpoint calls `begin_snapshot` between two batches, and `PendingSnapshot.write` while the job
 continues. It ends with `checkpoint_completed` or `checkpoint_aborted`. Timers are part of the
 snapshot.
 """
@@ -57,8 +57,8 @@ BACKENDS = {
     "heap": ("aioflow.state.heap", "HeapKeyedStateBackend"),
     "rocksdb": ("aioflow.state.rocksdb", "RocksDB"),
 }
-"""Name -> (module, class). The module is imported on demand: an extra may be slow to import, or
-absent.
+"""Name of a backend -> (module, class). The module is imported on demand, because its extra
+dependencies may be slow to import, or not installed.
 """
 
 
@@ -111,16 +111,16 @@ class StateTable(Protocol):
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
         """Returns a read-only mapping of `namespace`. Does not create a missing namespace.
 
-        The values must not be changed in place either.
+        The values must not be changed in place.
         """
 
     def namespaces(self) -> list[Any]:
         """Returns all namespaces that hold a key."""
 
     def removed(self, namespace: Any, key: Any) -> None:
-        """Notes that `key` was deleted from the mapping that `of_key` returned.
+        """Notes that the caller has deleted `key` from the mapping that `of_key` returned.
 
-        The caller does not use that mapping for `key` again. An empty namespace other than None is
+        The caller must not use this mapping for `key` again. An empty namespace other than None is
         dropped.
         """
 
@@ -176,8 +176,8 @@ class KeyedStateBackend(Protocol):
         """Returns raw table `name`; `result` converts a stored value to the value that queries
         show.
 
-        `transient` means that keys are removed one by one as often as they are added, each with a
-        call of `removed`.
+        `transient` means that most keys are short-lived: each is removed soon after it was added,
+        with a call of `removed`.
         """
 
     def query(self, name: str, key: Any, namespace: Any = None, default: Any = ...) -> Any:
@@ -205,11 +205,11 @@ class KeyedStateBackend(Protocol):
     def begin_snapshot(
         self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
     ) -> PendingSnapshot:
-        """Returns a consistent view of all present state and timers.
+        """Returns a consistent view of all current state and timers.
 
-        Called between two slices; the call itself is cheap. With `full` the snapshot may not refer
-        to files of earlier checkpoints. With `canonical` the snapshot is for a savepoint, in one
-        file of the format that every backend reads. Another snapshot may still be unfinished.
+        Called between two batches; the call itself is cheap. With `full` the snapshot must not
+        refer to files of earlier checkpoints. With `canonical` the snapshot is for a savepoint: one
+        file in the format that every backend reads. An earlier snapshot may still be unfinished.
         """
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
@@ -219,8 +219,8 @@ class KeyedStateBackend(Protocol):
         """
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Records that the snapshot `checkpoint_id` belongs to no completed checkpoint, and never
-        will.
+        """Records that checkpoint `checkpoint_id` was aborted, so that its snapshot is not
+        needed.
         """
 
     async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
@@ -234,25 +234,25 @@ class KeyedStateBackend(Protocol):
 
 @runtime_checkable
 class ExpiringBackend(Protocol):
-    """A keyed backend that removes expired values while no value is written, too."""
+    """A keyed backend that can remove expired values even if no value is written."""
 
     def watch_expiry(self, start: Callable[[], None]) -> None:
         """Calls `start` once, as soon as there is a state with a time to live."""
 
     def remove_expired(self) -> int:
-        """Removes some expired values, and returns the ms after which to call again.
+        """Removes some expired values, and returns the time in ms until the next call.
 
-        Called between two elements, after `start`.
+        Called between two elements, once `start` has been called.
         """
 
 
 class OperatorStateBackend(Protocol):
-    """State of a subtask that belongs to no key. Always on the heap."""
+    """Operator state: state of a subtask that belongs to no key. It is always on the heap."""
 
     is_restored: bool
     is_lent: bool
-    """Whether a function may request state at any time: restored state without an owner may
-    still belong to it.
+    """Whether a function holds this backend and may request state at any time. If so, restored
+    state that was not requested yet may still be requested.
     """
 
     def get_list_state(self, descriptor: StateDescriptor | str) -> Any: ...
@@ -269,9 +269,9 @@ class OperatorStateBackend(Protocol):
 class StateBackend(Protocol):
     """A state backend that the application provides as an object.
 
-    An optional method `configure(options: Mapping) -> None` is called first. With a true attribute
-    `needs_host` the backend also gets `host=`: the machine that it runs on, or None if it was made
-    without a host.
+    An optional method `configure(options: Mapping) -> None` is called first. If its attribute
+    `needs_host` is true, `create_keyed` also gets `host=`, the `Host` that it runs on, or None if
+    there is none.
     """
 
     def create_keyed(
@@ -317,9 +317,9 @@ def create_keyed_backend(
 
     `now_ms` is the processing-time clock for times to live. `codec` encodes the values that users
     keep in state; with None, it supports the types that are registered by default. Errors name
-    `operator`. `host` is the machine, for a backend that keeps files there. `options` are the
-    cluster's; they are passed to each backend that can be configured, also to a backend of the
-    application. Raises StateError for an unknown name, naming the known backends.
+    `operator`. `host` is the machine on which the backend may keep files. `options` come from the
+    cluster's configuration; they are passed to each backend that can be configured, even one that
+    the application provides. Raises StateError for an unknown name, naming the known backends.
     """
     check_backend(choice)
     backend = DEFAULT_BACKEND if choice is None else choice
@@ -343,9 +343,9 @@ def create_keyed_backend(
 
 
 def require_keyed(backend: KeyedStateBackend | None, operator: str) -> KeyedStateBackend:
-    """Returns `backend`, or raises StateError, which says that `operator` lacks a `key_by`.
+    """Returns `backend`, or raises a StateError saying that `operator` lacks a `key_by`.
 
-    Operators call it when they are opened, so the error does not wait for the first element.
+    Operators call this in `open`, so that the error is raised before the first element.
     """
     if backend is None:
         raise StateError(
@@ -365,9 +365,9 @@ def remove_expired_state(
     live.
 
     Writes remove expired values too (`state.ttl`). But a state that is only read, or not used at
-    all, would never shrink. So each subtask with such a state looks for expired values several
-    times in a time to live, a few at a time. `schedule(timestamp_ms, callback)` registers a timer
-    of the task. A custom backend need not support this.
+    all, would never shrink. So each subtask with such a state removes expired values several times
+    in a time to live, a few at a time. `schedule(timestamp_ms, callback)` registers a timer of the
+    task. A custom backend need not support this.
     """
     if not isinstance(backend, ExpiringBackend):
         return

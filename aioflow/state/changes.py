@@ -1,33 +1,33 @@
-"""Tracks the changes of state. So a snapshot begins at once, and a checkpoint is as large as the
-changes.
+"""Tracks the changes of state, so that a snapshot begins at once, and a checkpoint contains only
+the changes.
 
-State stays in plain dicts that are always up to date. Until the first snapshot no change is noted,
-because that snapshot contains everything. The same holds for generations that `heap_churn` chooses,
-because their snapshot contains everything too. Otherwise *generations* accompany the state.
-Generation n is the time between two snapshots. It notes which keys were touched of which `Space`
-(one namespace of one table). Beginning a snapshot only begins a generation: no state is copied.
+State stays in plain dicts that are always up to date. The time between two snapshots is a
+*generation*, and generations are numbered. A generation notes, for each `Space` (one namespace of
+one table), which of its keys were touched. The first generation notes nothing, because the first
+snapshot contains everything. The generations that `heap_churn` chooses note nothing either, for the
+same reason. Beginning a snapshot only begins a new generation: no state is copied.
 
 The contents are written afterwards, in slices, while the job continues. While a snapshot is
 unfinished, the first touch of a key saves its former value: a copy if the value is mutable,
-otherwise the value itself. A reader of the state *as of generation n* uses the oldest value saved
-since, or the present value if no value was saved. Several snapshots may be unfinished at once: each
-begins a generation of its own. No generation is merged back, so references to a dict of the live
-state stay valid.
+otherwise the value itself. To read the state *at the end of generation n*, the writer uses the
+oldest value saved after it, or the current value if none was saved. Several snapshots may be
+unfinished at once: each begins a generation of its own. The live state stays in the same dicts, so
+references to them stay valid.
 
-The rule behind all this: a key is touched *before* it is changed, or before its mutable value is
+The rule for callers: touch a key *before* its value is changed, or before its mutable value is
 passed to code that may change it.
 
 Keys that are added and removed within one generation leave no note. So the number of notes is
-bounded by the state at the begin and the end of the generation:
+bounded by the size of the state at the start and at the end of the generation:
 
-- A space that is created in the generation is noted as a whole. Its keys are not noted at all, and
-  if the space is dropped again, no note remains.
-- A space with `notes_births` notes for each key whether the key existed at the first touch.
-  `forget` removes the note of a new key.
+- A space that is created in the generation is noted as a whole. Its keys are not noted one by one,
+  and if the space is dropped again, no note remains.
+- A space with `notes_births` notes for each touched key whether the key existed before. When a key
+  that did not exist is removed, `forget` removes its note.
 
-Most of the cost is the lookup of each touched key. So the keys of other spaces are noted batch by
-batch, with one call of `set.update`. That takes half the time of any structure that keeps their
-order. The writer of a snapshot sorts them.
+Most of the cost is the lookup of each touched key. So spaces without `notes_births` note all keys
+of a batch in a set, with one call of `set.update`. A structure that keeps the order of the keys
+would take twice as long. The writer of a snapshot sorts the keys.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 RESTORED = -1
-"""The generation of restored state: below all generations of a log."""
+"""The generation in which restored state counts as created: lower than all generations of a log."""
 
 MISSING: Any = object()
 """Stands for a missing value where None could be a value."""
@@ -71,13 +71,13 @@ _SHARED = ATOMS | {type(MISSING)}
 KEPT_TOGETHER = 4
 """Minimum number of values that are kept as columns.
 
-A keyed stream with little traffic has smaller batches.
+Batches of a keyed stream with little traffic are smaller.
 """
 
 TOUCHED_ALONE = 4
 """Number of keys from which noting a batch at once is cheaper than noting each key.
 
-If timers are due between all records, batches have one record.
+Smaller batches are common: if timers are due between all records, batches have one record.
 """
 
 Keys = set[Any] | dict[Any, Any] | list[Any]
@@ -104,27 +104,29 @@ class Space:
         self.namespace = namespace
         self.entries: dict[Any, Any] = {}
         self.notes_births = notes_births
-        """Whether each note records if the key existed before.
+        """Whether the note of a key records if the key existed before.
 
-        Otherwise keys are noted as a set, which costs less for a batch.
+        If False, the keys are noted as a set, which costs less for a batch.
         """
         self.born = RESTORED
         """Generation in which the space was created."""
         self.dropped: int | None = None
         """Generation in which the space was dropped."""
         self.token: object = None
-        """Equal to the log's token: `dirty` belongs to the present generation and may be written to
+        """If it is the log's token, `dirty` belongs to the current generation and may be written to
         directly.
         """
         self.dirty: Any = None
-        """A set of keys; with `notes_births` a dict: key -> whether the key existed before."""
+        """The notes: a set of keys, or with `notes_births` a dict: key -> whether the key existed
+        before.
+        """
 
     def lookup(self, keys: Sequence[Any]) -> list[Any]:
-        """Returns the present value of each of `keys`, or `MISSING`."""
+        """Returns the current value of each of `keys`, or `MISSING`."""
         return list(map(self.entries.get, keys, repeat(MISSING)))
 
     def held(self, key: Any) -> Any:
-        """Returns the present value of `key`, or `MISSING`."""
+        """Returns the current value of `key`, or `MISSING`."""
         return self.entries.get(key, MISSING)
 
     def holds(self, key: Any) -> bool:
@@ -134,7 +136,7 @@ class Space:
     def keys(self, start: int, count: int) -> list[Any]:
         """Returns `count` keys from index `start`.
 
-        New keys come last; a removed key moves all later keys up.
+        New keys are added at the end; when a key is removed, all later keys move one index down.
         """
         return list(islice(self.entries, start, start + count))
 
@@ -142,7 +144,7 @@ class Space:
         """Notes that restored files contain `keys`. Does nothing here, see `TimerSpace`."""
 
     def columns(self, keys: Sequence[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
-        """Returns namespaces and keys of the rows of `keys` in a file."""
+        """Returns the namespaces and the keys of the rows that represent `keys` in a file."""
         return [self.namespace] * len(keys), keys
 
     def group_keys(self, keys: Sequence[Any]) -> Sequence[Any]:
@@ -150,7 +152,7 @@ class Space:
         return keys
 
     def values_at(self, later: Generation | None, keys: Sequence[Any]) -> list[Any]:
-        """Returns the value of each of `keys` before generation `later` began, or `MISSING`.
+        """Returns the value that each of `keys` had when generation `later` began, or `MISSING`.
 
         Valid only while a snapshot of that moment is unfinished.
         """
@@ -171,8 +173,8 @@ class Space:
 class Kept:
     """The former values of the keys of a batch, stored as columns.
 
-    Python's garbage collector would examine a separate copy of each value. Columns avoid that, and
-    only few of the values are read later.
+    With a separate copy of each value, Python's garbage collector would have to examine each copy.
+    Only few of the values are read later.
     """
 
     __slots__ = ("_columns", "_keys", "_layout", "_rows")
@@ -197,9 +199,9 @@ class TimerNotes:
     mark: int
     """Number of the last registration before the generation."""
     removed: dict[int, Any] = field(default_factory=dict)
-    """Removed timers that are older than the generation, by the numbers of their registrations."""
+    """Registration number -> removed timer, for timers that are older than the generation."""
     grown: set[int] = field(default_factory=set)
-    """Timestamps that had timers and got others."""
+    """Timestamps that already had timers and got further ones."""
 
 
 class Generation:
@@ -216,7 +218,7 @@ class Generation:
         self.touched: dict[Space, Keys] = {}
         """Keys that were touched while no snapshot was unfinished.
 
-        They come after the keys in `saved`, because each generation begins with a snapshot.
+        They were touched after the keys in `saved`, because each generation begins with a snapshot.
         """
         self.saved: dict[Space, dict[Any, Any]] = {}
         """Space -> key -> former value, of keys that were touched while a snapshot was unfinished.
@@ -224,8 +226,8 @@ class Generation:
         self.whole: dict[Space, None] = {}
         """Spaces that were created in this generation. All of their keys count as touched."""
         self.drops: dict[tuple[str, Any], int] = {}
-        """(table, namespace) of the spaces that were dropped in this generation and are older,
-        with the generation in which the oldest was created.
+        """(table, namespace) of each space that was dropped in this generation and created in an
+        earlier one -> the earlier generation. For several such spaces, that of the first counts.
         """
         self.timers: dict[Space, TimerNotes] = {}
         self.next: Generation | None = None
@@ -257,18 +259,18 @@ class ChangeLog:
 
     def __init__(self) -> None:
         self.since = RESTORED
-        """Changes are noted for spaces that are older than this generation: the present one, or
-        none.
+        """Changes are noted only for spaces that were created before this generation. It is the
+        current generation, or `RESTORED` if no changes are noted.
         """
         self.token: object = object()
-        """Replaced whenever spaces have to look up their notes again.
+        """An object that is replaced whenever the spaces have to look up their notes again.
 
         The hot path tests `Space.token is log.token`.
         """
         self.current = Generation(0, is_noted=False)
         self.on_change: Callable[[], None] = _nothing
-        """Callback for the begin of a generation, and for the end of the last unfinished
-        snapshot. Views that are bound to dicts are then bound again.
+        """Called when a generation begins, and when the last unfinished snapshot ends. Views that
+        are bound to dicts must then be bound again.
         """
         self.timers: list[Any] = []
         """A `TimerSpace` for each queue of timers."""
@@ -379,15 +381,16 @@ class ChangeLog:
         self._let_go(space)
 
     def _let_go(self, space: Space) -> None:
-        """Releases the dropped `space`, which no unfinished snapshot reads."""
+        """Releases the contents of the dropped `space`, which no unfinished snapshot reads."""
         self.current.touched.pop(space, None)
         self.current.saved.pop(space, None)
         space.release()
 
     def begin(self) -> Generation:
-        """Ends the present generation and returns it.
+        """Ends the current generation and returns it.
 
-        A snapshot of its end is unfinished until `end` is called, once.
+        This begins a snapshot of the state at its end. The snapshot is unfinished until `end` is
+        called, once.
         """
         ended = self.current
         self.current = ended.next = Generation(ended.number + 1)
@@ -406,8 +409,8 @@ class ChangeLog:
             self._turn()
 
     def pause(self) -> None:
-        """Notes no further changes in the present generation, unless an unfinished snapshot needs
-        them.
+        """Stops noting changes in the current generation. Does nothing while a snapshot is
+        unfinished.
         """
         if not self._open:
             self.current.is_noted = False
@@ -417,8 +420,7 @@ class ChangeLog:
             self._turn()
 
     def spaces_at(self, ended: Generation, present: Iterable[Space]) -> list[Space]:
-        """Returns the spaces that existed at the end of `ended`, both of `present` and of the
-        dropped spaces.
+        """Returns the spaces that existed at the end of `ended`, including those dropped since.
 
         `present` are the spaces that exist now. Valid only while a snapshot of that moment is
         unfinished.
@@ -432,7 +434,7 @@ class ChangeLog:
         ]
 
     def build_upon_restored(self, spaces: Iterable[Space]) -> None:
-        """Begins to note changes, because files of a checkpoint contain the restored state.
+        """Starts noting changes, because the restored state is already in files of a checkpoint.
 
         `spaces` are all existing spaces.
         """
@@ -469,7 +471,7 @@ def values_of(later: Generation | None, spaces: Sequence[Space], keys: Sequence[
 
 
 def registered_before(generation: Generation | None, timers: Space) -> int:
-    """Returns the number of the last registration of a timer before `generation` began."""
+    """Returns the number of the last timer registration before `generation` began."""
     notes = None if generation is None else generation.timers.get(timers)
     return 0 if notes is None else notes.mark
 
@@ -477,7 +479,7 @@ def registered_before(generation: Generation | None, timers: Space) -> int:
 def missing_in(held: Sequence[Any]) -> bool:
     """Returns whether one of the values is `MISSING`.
 
-    The operator `in` would call the equality of the values.
+    The operator `in` would call `__eq__` of the values.
     """
     return any(map(is_, held, repeat(MISSING)))
 
@@ -529,9 +531,10 @@ class GuardMarks:
 def saved_values(
     held: list[Any], keys: Sequence[Any], since: Sequence[dict[Any, Any]]
 ) -> list[Any]:
-    """Returns the values of `keys` that were saved first, or their present values `held`.
+    """Returns for each of `keys` the value that was saved first, or its current value in `held` if
+    none was saved.
 
-    `since` contains saved values, the oldest first.
+    `since` contains the dicts of saved values, the oldest first.
     """
     used = [saved for saved in since if not saved.keys().isdisjoint(keys)]
     for saved in reversed(used):  # The oldest last: it overrules the others.

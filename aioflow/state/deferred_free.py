@@ -2,8 +2,9 @@
 
 Freeing a key and its value takes about 50 ns. A million of them would block the loop for 50 ms, and
 with it the mail of all its tasks. So the entries are freed slice by slice, one slice in each turn
-of the loop. A thousand windows that fire in one turn take as long as one window that is a thousand
-times as large. Without a running loop no task waits, so the memory is freed at once.
+of the loop. The slices are shared: a thousand windows that fire in one turn are freed as gradually
+as one window that is a thousand times as large. Without a running loop no task waits, so the memory
+is freed at once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _DeferredFree:
     def __init__(self) -> None:
         self._waiting: deque[dict[Any, Any]] = deque()
         self._freed = 0
-        """Entries freed in this turn; while it is not 0, `_turn` is scheduled."""
+        """Number of entries freed in this turn. While it is not 0, `_turn` is scheduled."""
 
     def take(self, loop: asyncio.AbstractEventLoop, entries: dict[Any, Any]) -> None:
         if not self._freed and not self._waiting:
@@ -61,10 +62,7 @@ _graves: WeakKeyDictionary[asyncio.AbstractEventLoop, _DeferredFree] = WeakKeyDi
 
 
 def free_in_slices(entries: dict[Any, Any]) -> None:
-    """Frees the contents of `entries`, which no code may use any more.
-
-    The caller drops its reference.
-    """
+    """Frees the contents of `entries` in slices. The caller must not use `entries` afterwards."""
     if len(entries) <= FEW:
         return
     try:

@@ -13,9 +13,9 @@
     END      last and once: the number of frames before it
 
 Columns are batches of the codec; namespaces that are all None are left out. Entries are in order of
-their key groups, in frames of bounded size. So writing takes little memory, and a frame of other
-key groups is skipped without being decoded. Plain files of the heap (`heap_churn`) have another
-order: each of their frames may hold all key groups.
+their key groups, in frames of bounded size. So writing takes little memory, and a reader skips
+frames of key groups that it does not need, without decoding them. Only plain files of the heap
+(`heap_churn`) are not in this order: each of their frames may contain all key groups.
 
 The values of a table are the stored values of its states: a value, list, map, reduced value or
 accumulator, with their times if the table is timed. Timers are tables of kind `timers`:
@@ -71,14 +71,14 @@ class FileHeader(msgspec.Struct, frozen=True):
 
     max_parallelism: int
     groups: KeyGroupRange
-    """The key groups of the subtask that wrote the file."""
+    """Key groups of the subtask that wrote the file."""
     tables: dict[str, TableMeta]
     """All tables by name, including those without rows in the file.
 
     Frames identify a table by its index here.
     """
     watermarks: dict[str, int]
-    """Timer service -> the event time of the service."""
+    """Event time of each timer service, by name."""
 
 
 class Drops(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class Entries(msgspec.Struct, frozen=True):
 
     table: str
     groups: KeyGroupRange
-    """A range that contains the key groups of all keys."""
+    """A range of key groups that contains the key group of each key."""
     namespaces: list[Any]
     keys: list[Any]
     values: list[Any] | None
@@ -178,8 +178,8 @@ def encode_entries(
     codec: Codec,
     owner: str,
 ) -> bytes:
-    """Encodes rows of the key groups `groups` as one frame. With `values` None, the keys are
-    removed.
+    """Encodes rows of the key groups `groups` as one frame. If `values` is None, the frame removes
+    the keys.
 
     Raises TypeNotSupported, which names `owner` and the remedy.
     """
@@ -227,7 +227,9 @@ def encode_timers(
 
 
 def encode_end(frames: int) -> bytes:
-    """Returns the bytes at the end of a file that has `frames` frames, including the header."""
+    """Returns the END frame of a file. `frames` is the number of frames before it, including the
+    header.
+    """
     return _frame(_End(_END, frames))
 
 
@@ -253,8 +255,8 @@ def _values(codec: Codec, keys: list[Any], values: list[Any], owner: str) -> byt
 def encode_value(codec: Codec, key: Any, value: Any, owner: str) -> bytes:
     """Returns `value` as bytes.
 
-    Raises TypeNotSupported naming `owner`, the key, the type and the remedy. It does so too if code
-    of the value itself raises an error, because a retry would fail again.
+    Raises TypeNotSupported naming `owner`, the key, the type and the remedy. Raises it also if code
+    of the value raises an error, because a retry would fail again.
     """
     if type(value) is Uncopied:
         raise ValueNotSupported(
@@ -392,7 +394,7 @@ class _Reader:
             raise self.refused(f"table {table!r} holds a key that is none: {error}") from error
 
     def in_table(self, table: str) -> str:
-        """Returns the name of `table` of this file for messages."""
+        """Returns a text that names this file and `table`, for error messages."""
         return f"{self._where}, table {table!r}"
 
     def refused(self, why: str) -> RestoreError:
@@ -440,7 +442,7 @@ def _entries(reader: _Reader, table: str, kind: str, frame: _Entries) -> Entries
 def _only(
     entries: Entries, kind: str, groups: KeyGroupRange, max_parallelism: int, reader: _Reader
 ) -> Entries:
-    """Returns those rows of `entries` whose key is in a key group of `groups`."""
+    """Returns the rows of `entries` whose key group is in `groups`."""
     found = groups_of_read(kind, entries.keys, max_parallelism, reader.in_table(entries.table))
     rows = [row for row, group in enumerate(found) if groups.start <= group <= groups.end]
     return Entries(

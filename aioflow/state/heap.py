@@ -105,7 +105,9 @@ class HeapStateTable:
         return self.of_key(namespace, key)
 
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
-        """Returns the dict of `namespace` for reading, empty if the namespace does not exist."""
+        """Returns the dict of `namespace` for reading, or an empty mapping if the namespace does
+        not exist.
+        """
         space = self._spaces.get(namespace)
         return _NOTHING if space is None else space.entries
 
@@ -132,7 +134,7 @@ class HeapStateTable:
             self.drop(namespace)
 
     def be_transient(self) -> None:
-        """Prepares for keys that are removed one by one as often as they are added.
+        """Prepares the table for short-lived keys (see `transient` in `KeyedStateBackend.table`).
 
         Called before the first change.
         """
@@ -169,7 +171,9 @@ class HeapStateTable:
         return Guard(log, space) if log.guarded and space.born < log.since else space.entries
 
     def store(self, namespace: Any) -> dict[Any, Any]:
-        """Returns the dict of `namespace` for writing, after the key was noted in `marks`."""
+        """Returns the dict of `namespace` for writing. The caller must have noted the key in
+        `marks`.
+        """
         return self.space(namespace).entries
 
     def marks(self, namespace: Any) -> Any:
@@ -278,7 +282,7 @@ class HeapKeyedStateBackend(AbstractKeyedStateBackend[HeapStateTable, TimerSpace
     def begin_snapshot(
         self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
     ) -> HeapSnapshot:
-        """Returns a view of the present state, see `KeyedStateBackend`.
+        """Returns a view of the current state, see `KeyedStateBackend`.
 
         The cost does not depend on the amount of state.
         """
@@ -307,7 +311,7 @@ class HeapKeyedStateBackend(AbstractKeyedStateBackend[HeapStateTable, TimerSpace
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """Makes this checkpoint the base of the next increment.
 
-        A savepoint is no such base, because it may be moved away.
+        A savepoint does not become the base, because its files may be moved away.
         """
         snapshot = self._completed_snapshot(checkpoint_id)
         if snapshot is None or snapshot.plan.result is None or snapshot.plan.format == CANONICAL:
@@ -330,7 +334,7 @@ class HeapKeyedStateBackend(AbstractKeyedStateBackend[HeapStateTable, TimerSpace
             self._has_converted = False
 
     async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
-        """Restores the own key groups from `handles`, see `KeyedStateBackend`."""
+        """Restores the key groups of this backend from `handles`, see `KeyedStateBackend`."""
         self.is_restored = True
         groups = self.key_group_range
         mine = self._own(handles)

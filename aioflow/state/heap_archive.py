@@ -1,22 +1,22 @@
-"""Chooses which files of a checkpoint of the heap the next checkpoint keeps, by row counts alone.
+"""Chooses which files of a heap checkpoint the next checkpoint keeps, by row counts alone.
 
 A checkpoint is a list of files that apply in order. The key groups of the subtask are divided into
 *sections*. The *base* of a section is the file in which the section was last written as a whole. A
-new file contains the changes of all sections. It also becomes the base of the sections with the
-oldest bases. Their number is chosen so that the rewritten rows are about as many as the changed
-rows. So all bases are rewritten in turn, and never all at once. A file that no section needs any
-more is removed from the front of the list:
+new file contains the changes of all sections. It also contains the sections with the oldest bases
+as a whole, and so becomes their new base. Their number is chosen so that the rewritten rows are
+about as many as the changed rows. So all bases are rewritten in turn, and never all at once. A file
+that no section needs any more is removed from the front of the list:
 
     file 1  all sections           removed: every section has a newer base
     file 2  changes, sections 1-3  the oldest file in use, for sections 1-3
     file 3  changes, sections 4-5  and so on, to the last one
 
-Files are removed only from the front. So one file suffices to record the removal of a key: all
-older files that contain the key are removed before this file.
+Files are removed only from the front. So it suffices to record the removal of a key in one file:
+all older files that contain the key are removed before this file.
 
 With few changes it would take very long to rewrite all bases, and files would accumulate. So small
 files at the end of the list are merged into the new file, if there are several of about its size.
-The fewer keys change, the cheaper this is. Where most keys come and go, `heap_churn` applies.
+This is cheap if few keys change. For state of which most keys come and go, see `heap_churn`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ It equals the default number of key groups.
 """
 
 ROUND = 64
-"""Number of checkpoints in which all bases are rewritten, provided that a checkpoint then writes at
-most twice its changes.
+"""Number of checkpoints in which all bases are rewritten, unless a checkpoint would have to write
+more than twice its changes for that.
 """
 
 SMALL_FILES_MAX = 4
-"""Number of files of about the size of the new file at which they are merged with it into one."""
+"""Number of files of about the size of the new file from which they are merged into it."""
 
 SMALL_SHARE = 48
 SMALL_ROWS = 1_024
@@ -72,7 +72,7 @@ class Sections:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """One file of a checkpoint that the next checkpoint can build upon, and its keys."""
+    """One file of a checkpoint, with its keys. The next checkpoint may keep the file."""
 
     file: StateFile
     keys: dict[int, SpokenKeys]
@@ -101,12 +101,13 @@ class Archive:
     bases: tuple[int, ...] = ()
     """Section -> index in `files` of its base."""
     credit: int = 0
-    """Number of rows that the next checkpoint may rewrite in addition to its own share.
+    """Number of rows that earlier checkpoints were allowed to rewrite but did not, left to the next
+    checkpoint.
 
     It is less than the number of rows of the next section.
     """
     is_plain: bool = False
-    """Whether the single file is plain (see `heap_churn`), so its keys are not known."""
+    """Whether the only file is plain (see `heap_churn`), so that its keys are not known."""
 
     def after(self, choice: Choice, file: WrittenFile) -> Archive:
         """Returns the archive after `file` was written according to `choice`."""
@@ -126,7 +127,7 @@ class Archive:
         return Archive((*kept, file), tuple(stays), choice.credit)
 
     def void(self, choice: Choice) -> Iterator[SpokenKeys]:
-        """Yields the keys that are obsolete once the next file is written."""
+        """Yields the records of keys that are no longer needed once the next file is written."""
         for place, written in enumerate(self.files):
             if choice.first <= place < choice.end:
                 yield from (keys for _, keys in written.of(choice.sections))
@@ -137,8 +138,8 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The decision which files of an archive the next checkpoint keeps: those from index `first` to
-    `end` (exclusive).
+    """The decision which files of an archive the next checkpoint keeps: the files from index
+    `first` to `end` (exclusive).
     """
 
     first: int
@@ -149,14 +150,13 @@ class Choice:
 
     @property
     def is_base(self) -> bool:
-        """Whether no file is kept. The new file is then the first of the list."""
+        """Whether no file is kept, so that the new file is the first of the list."""
         return self.first >= self.end
 
     def again(self, archive: Archive) -> Iterator[list[tuple[int | None, SpokenKeys]]]:
-        """Yields for each old file, oldest first, those keys that the new file has to contain
-        again.
+        """Yields for each old file, oldest first, the keys that the new file has to repeat.
 
-        Each item is a pair of a section and its keys; section None stands for several sections.
+        A file's keys are a list of pairs (section, keys); section None stands for several sections.
         """
         for place, written in enumerate(archive.files):
             whole = place >= self.end
@@ -168,7 +168,7 @@ class Choice:
             yield found
 
     def replaced(self, archive: Archive) -> Sequence[WrittenFile]:
-        """Returns the files after the kept ones, which the new file replaces."""
+        """Returns the files that the new file replaces: the files after the kept ones."""
         return archive.files[self.end :]
 
 

@@ -1,11 +1,12 @@
-"""Files of state of which most keys come and go between two checkpoints.
+"""Writes the files of state of which most keys come and go between two checkpoints.
 
-A file of all keys is then smaller than a file of the changes, and notes of the changes cost time
-for each key. So such a generation is *unnoted*, and its file is *plain*: it contains all keys, in
-the order in which memory holds them. A file by key groups would read memory in random order, which
-takes several times as long. The archive does not know the keys of a plain file, so the next file
-contains all keys too. From time to time a generation is noted, to count the changes. But as long as
-most keys of a file, by a sample, are gone at the next one, that is not necessary.
+A file of all keys is then smaller than a file of the changes, and noting the changes costs time for
+each key. So the changes of such a generation (see `changes`) are not noted: it is *unnoted*. Its
+file is *plain*: it contains all keys, in the order in which they are in memory. Writing them by key
+group would read memory in random order, which takes several times as long. The archive does not
+know the keys of a plain file, so the next file contains all keys too. From time to time the changes
+of a generation are noted, to count them. This is not necessary as long as a sample shows that most
+keys of one file are gone when the next is written.
 """
 
 from __future__ import annotations
@@ -30,35 +31,37 @@ from aioflow.state.heap_timers import TimerPart, TimerSpace, columns_of
 __all__ = ["Churn", "HeapMoment", "Moment", "PlainFile", "fires_most"]
 
 UNNOTED_MIN, UNNOTED_MAX = 4, 16
-"""Number of generations without notes after one that noted more changes than there are rows.
+"""Minimum and maximum number of unnoted generations after one with more changes than rows.
 
-The number doubles each time. Then the changes are noted and counted again.
+The number doubles each time. After them, the changes of one generation are noted and counted again.
 """
 
 UNNOTED_ROWS_MIN, UNNOTED_ROWS_MAX = 1 << 10, 1 << 18
 UNNOTED_BYTES_MAX = 32 << 20
-"""Size of state without notes: for less state, notes cost nothing.
+"""Maximum size of state whose changes are not noted.
 
-If no more keys come and go, some checkpoints are as large as the state.
+When fewer keys come and go, the next few checkpoints are still as large as the whole state. For
+less than `UNNOTED_ROWS_MIN` rows, notes cost nothing.
 """
 
 UNNOTED_ROWS_SUM = 1 << 20
-"""Number of rows that the files without notes may contain together.
-
-So larger state has fewer generations without notes.
+"""Maximum number of rows of a run of unnoted generations together. So larger state has shorter
+runs.
 """
 
 SAMPLE_MIN = 16
-"""Minimum number of keys in a sample, which contains a key for each frame."""
+"""Minimum number of keys in a sample that is used. A sample contains one key of each frame."""
 
 ROWS_A_FRAME = 256
 BYTES_A_FRAME = 1 << 15
-"""Intended size of a frame, whose rows are looked up and encoded without a yield."""
+"""Intended size of a frame in bytes. The rows of a frame are looked up and encoded without a
+yield.
+"""
 
 FIRST_FRAME_ROWS = 32
 
 KEYS_A_TIMER = 1 / 8
-"""Time that a timer takes, in keys of `Pace`."""
+"""Cost of a timer for `Pace`, in keys that take as long."""
 
 
 class Churn:
@@ -70,7 +73,7 @@ class Churn:
         self._run = 0
         self._left = 0
         self.sample: list[tuple[Any, Any]] = []
-        """Space and key of some rows of the last plain file."""
+        """(space, key) of some rows of the last plain file."""
 
     def has_renewed(self) -> bool:
         """Returns whether most keys of the last plain file are gone, by its sample."""
@@ -89,7 +92,7 @@ class Churn:
         contains all `rows` rows.
 
         `changed` is the number of changes, or None if they were not noted. `renewed` means that
-        most keys have come since the last file.
+        most keys were added since the last file.
         """
         if changed is not None:
             self.sample = []
@@ -105,16 +108,18 @@ class Churn:
 
 
 FIRING_MIN = 1 << 14
-"""Number of due timers from which their checkpoint is plain: fewer are written quickly anyway."""
+"""Minimum number of due timers for a plain checkpoint: fewer are written quickly anyway."""
 
 REMOVED_SHARE = 16
 """Number of due timers that cost as much in a plain file as a removed timer in an increment."""
 
 
 def fires_most(firing: int, rows: int) -> bool:
-    """Returns whether `firing` timers, which are due, are most of a state with `rows` other rows.
+    """Returns whether `firing`, the number of due timers, is at least `rows`, the number of other
+    rows.
 
-    They will soon be gone, so it does not pay to note changes, or to sort the file by key group.
+    The timers will soon be gone, so it does not pay to note changes, or to sort the file by key
+    group.
     """
     return firing >= max(FIRING_MIN, rows)
 
@@ -177,9 +182,9 @@ class PlainFile:
         timers: Mapping[str, Any],
         release: Callable[[], None],
     ) -> AsyncIterator[bytes]:
-        """Yields the file, frame by frame. `spaces` and `timers` are those of each table.
+        """Yields the file, frame by frame. `spaces` and `timers` are the contents, by table.
 
-        Calls `release` when no further value is read.
+        Calls `release` after the last value was read.
         """
         yield encode_header(self.header)
         frames = 1

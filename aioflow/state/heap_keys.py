@@ -1,14 +1,13 @@
 """The keys of a heap snapshot, collected from the notes of changes and sorted by key group.
 
-The work is done in slices, at the `Pace` that the loop allows. Keys that are kept long are kept in
-tuples of some hundred keys. Python's garbage collector examines a tuple of strings or numbers once,
-but a list of a million in each full collection.
+The work is done in slices, at the `Pace` that the loop allows. Keys that are kept for long are
+stored in tuples of some hundred keys. Python's garbage collector examines a tuple of strings or
+numbers only once, but a list of a million keys in each full collection.
 
 `Retired` frees in slices the objects that a completed checkpoint has made obsolete. Freeing the
-keys of a million rows at once would block the loop for a hundred milliseconds. The keys of a file
-are in tuples that other objects may refer to; only the references are dropped. The notes of a
-generation are emptied in place. So a generation must be added only when no snapshot reads it any
-more.
+keys of a million rows at once would block the loop for a hundred milliseconds. Other objects may
+share the tuples of a file's keys, so only the references to them are dropped. The notes of a
+generation are emptied in place. So add a generation only when no snapshot reads it any more.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ __all__ = [
 ]
 
 Rows = dict[int, dict[Space | None, list[Any]]]
-"""Key group -> keys of each space; None: pairs (space, key) of spaces with few keys."""
+"""Key group -> space -> keys. Under None are pairs (space, key) of the spaces with few keys."""
 
 Part = tuple[Space, Sequence[Any]]
-"""Keys of a space."""
+"""A space and some of its keys."""
 
 GroupPart = tuple[int, Space | Sequence[Space], Sequence[Any]]
-"""Keys of one key group, with their space or with one space for each key."""
+"""A key group, the space of the keys (or a space for each key), and the keys."""
 
 KEYS_A_SLICE = 512
 """Number of keys examined between two yields: about 0.4 ms."""
@@ -50,25 +49,25 @@ KEYS_A_SLICE = 512
 KEYS_LISTED = 1 << 16
 """Number of keys listed at once from a dict that may change between two slices.
 
-Finding the index again costs some ns for each key before it.
+The next listing has to pass all keys before its start, at some ns each.
 """
 
 KEYS_A_TUPLE = 512
 KEYS_ALONE = 32
 """Number of keys from which a space gets a tuple of its own.
 
-Smaller spaces, such as those of timers and sessions, share one.
+Smaller spaces, such as those of timers and sessions, share tuples.
 """
 
 TURNS = 4
-"""Turns of the loop between two slices: a record takes about this number from the timer of its
-source to the sink.
+"""Number of turns of the loop between two slices: about as many as a record takes from the timer of
+its source to the sink.
 """
 
 LONG_S = 0.004
-"""Minimum duration of a long yield, in which other tasks had more work than one slice.
+"""Minimum duration of a long yield, during which other tasks had more work than one slice delays.
 
-At a steady rate they only make up for one slice, which takes less time on a half-busy loop.
+On a half-busy loop they only catch up with the delay of one slice, which takes less time.
 """
 
 LONG_BREATHS = 3
@@ -80,18 +79,18 @@ SLICES_WHEN_FULL = 8
 RUNS_WHEN_FULL = 4
 """Number of such runs of slices before a yield measures whether the loop is still busy.
 
-The yield after each run cannot tell, because the other tasks have waited for a whole run.
+The yield right after a run is not measured, because the other tasks have waited for the whole run.
 """
 
 AGE_S = 0.25
-"""Age of a snapshot after which the slices on a busy loop, and their number, grow by their initial
-value again.
+"""Each time that a snapshot gets older by this time, the length and number of runs on a busy loop
+grow by their initial values.
 """
 
 AGES_MAX = 2
-"""Maximum number of these ages that counts.
+"""Maximum number of times that they grow.
 
-The share of a snapshot in a busy loop grows from a third to two thirds.
+The snapshot's share of a busy loop grows from a third to two thirds.
 """
 
 HOLD_S = 0.01
@@ -99,7 +98,7 @@ HOLD_S = 0.01
 
 _FIRST = itemgetter(0)
 _SORTED = frozenset((str, bytes, int))
-"""Types whose values sort fast if all have the same type."""
+"""Types of keys that sort fast if all keys are of one type."""
 
 
 async def breathe() -> None:
@@ -128,9 +127,11 @@ class Pace:
     )
 
     def __init__(self, before: Pace | None = None) -> None:
-        """Takes the loop as busy at first if it was so at the end of the snapshot of `before`."""
+        """Begins with the loop counted as busy if it was busy at the end of the snapshot of
+        `before`.
+        """
         self.is_urgent = False
-        """Whether slices are as long as possible: the loop is busy with work that they outlast."""
+        """Whether slices are as long as possible, because many timers are about to fire."""
         self._done = 0
         self._pause_at = KEYS_A_SLICE
         self._began_s: float | None = None
@@ -143,9 +144,9 @@ class Pace:
         self._runs_left = RUNS_WHEN_FULL if self._long_breaths >= LONG_BREATHS else 0
 
     async def looked_at(self, keys: int) -> None:
-        """Counts `keys` as examined, and yields to the loop if a slice is full.
+        """Counts `keys` keys as examined, and yields to the loop if the slice is full.
 
-        Other work is counted as the number of keys that takes as long.
+        Other work is counted as the number of keys that take as long.
         """
         self._done += keys
         if self._done < self._pause_at:
@@ -182,14 +183,12 @@ class Pace:
 
 
 class GatheredKeys:
-    """Keys grouped by table and key group, as they were at the end of a generation. False if
-    empty.
-    """
+    """Keys at the end of a generation, grouped by table and key group. False if empty."""
 
     def __init__(self, ended: Generation, max_parallelism: int, pace: Pace) -> None:
         self.sources = 0
-        """Number of sources so far, incremented by the caller of `add`; a source names each key
-        once.
+        """Number of sources so far, incremented by the caller of `add`. Within one source each key
+        occurs once.
         """
         self._ended = ended
         self._max_parallelism = max_parallelism
@@ -214,7 +213,7 @@ class GatheredKeys:
     async def add(self, space: Space, keys: Collection[Any], group: int | None = None) -> None:
         """Adds noted `keys` of `space`. `group` is the key group of all of them, if known.
 
-        The keys of a set are sorted, because their order differs between processes and files should
+        The keys of a set are sorted, because their order differs between processes, but files must
         not.
         """
         if space.dropped is not None and space.dropped <= self._ended.number:
@@ -273,7 +272,7 @@ class GatheredKeys:
     async def add_whole(self, spaces: Iterable[Space]) -> None:
         """Adds all keys that each of `spaces` held at the end of the generation.
 
-        These are the present keys and the keys that were touched since.
+        Collects them from the current keys and the keys that were touched since.
         """
         looked_at = 0
         since = self._saved_since()
@@ -328,9 +327,7 @@ class GatheredKeys:
 
 
 class CutKeys:
-    """An iterator-like object that divides keys into frames, in order of key groups, with each key
-    once.
-    """
+    """Divides keys into frames, in order of key groups. Each key is returned once."""
 
     def __init__(self, rows: Rows, repeated: set[Space]) -> None:
         self.parts: list[GroupPart] = []
@@ -340,16 +337,18 @@ class CutKeys:
         self._groups = iter(sorted(rows))
         self._spaces: Iterator[tuple[Space | None, list[Any]]] = iter(())
         self._space: Space | None = None
-        """The space of `_keys`. None: `_keys` are pairs of a space and a key."""
+        """The space of `_keys`, or None if `_keys` are pairs of a space and a key."""
         self._keys: list[Any] = []
         self._taken: dict[Any, None] | None = None
-        """Keys taken so far of this space and group, if the space may contain a key twice."""
+        """Keys of this space and key group that were taken so far, if the space may contain a key
+        twice.
+        """
         self._at = 0
         self._group = 0
 
     def take(self, wanted: int) -> bool:
-        """Sets `parts` to the next keys, at most `wanted`. They may be fewer, or none, if many keys
-        are repeated.
+        """Sets `parts` to the next keys, at most `wanted`. There may be fewer keys, or none, if
+        many keys are repeated.
 
         Returns False at the end.
         """
@@ -418,7 +417,7 @@ class SpokenKeys:
         self.add_few(repeat(space, len(keys)), keys)
 
     def add_few(self, spaces: Iterable[Space], keys: Sequence[Any]) -> None:
-        """Adds `keys`, of which each has its own space in `spaces`."""
+        """Adds `keys`. `spaces` contains the space of each key."""
         self._count += len(keys)
         self._spaces += spaces
         self._few += keys
@@ -440,7 +439,7 @@ class SpokenKeys:
                 yield space, keys
 
     def tuples(self) -> list[tuple[Any, ...]]:
-        """Returns all tuples, which take most of the memory."""
+        """Returns all tuples of keys and of spaces, which take most of the memory."""
         return [part for parts in self._parts for part in parts if isinstance(part, tuple)]
 
 
@@ -450,7 +449,8 @@ def _sorted(keys: Collection[Any]) -> list[Any]:
 
 
 FREED_A_KEY = 8
-"""Number of references freed in the time in which a snapshot examines one key: about 0.1 us each.
+"""Number of references that are freed in the time that a snapshot takes for one key: about 0.1 us
+each.
 """
 
 FREED_A_SLICE = FREED_A_KEY * KEYS_A_SLICE

@@ -32,13 +32,16 @@ __all__ = ["ReadFile", "ReadState", "read_handle", "read_state_file", "restored_
 
 @dataclass(slots=True)
 class ReadFile:
-    """The contents of one file that was read, for an archive that continues from the file."""
+    """The keys of one file that was read, for the archive of the checkpoints that build upon the
+    file.
+    """
 
     file: StateFile
     spoken: list[tuple[Iterable[int | None], str, Sequence[Any], Sequence[Any]]] = field(
         default_factory=list
     )
-    """For each frame: section of each key (None if the frame removes it), table, namespaces, keys.
+    """For each frame: the section of each key (None if the frame removes the key), table,
+    namespaces, keys.
     """
     drops: dict[tuple[str, Any], None] = field(default_factory=dict)
     rows: int = 0
@@ -90,8 +93,8 @@ async def read_handle(
 ) -> ReadState:
     """Reads the contents of `handle` for `groups`.
 
-    With `sections`, also notes the keys of each file by section. Raises RestoreError naming the
-    file and the operator.
+    If `sections` is given, also records the keys of each file by section. Raises RestoreError
+    naming the file and the operator.
     """
     if handle.format not in (HEAP_FORMAT, CANONICAL):
         raise RestoreError(
@@ -130,10 +133,11 @@ async def restored_archive(
     sections: Sections,
     find: Callable[[str, Any], Space | None],
 ) -> Archive:
-    """Returns the archive for the checkpoint that follows the checkpoint of `handle`.
+    """Returns the archive that the next checkpoint builds upon after a restore from `handle`.
 
     `find` returns the space of a namespace of a table, or None. If the handle does not record the
-    bases, as in files of an earlier version, the first file counts as the base of all sections.
+    bases, as handles of an earlier version do not, the first file counts as the base of all
+    sections.
     """
     bases = _bases(handle.meta.get(BASES), sections.count, len(read.files))
     written: list[WrittenFile] = []
@@ -190,7 +194,7 @@ def _sections_of(
 
 
 def _spoken(rows: Entries, header: FileHeader) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Returns the namespace of each row, and the key that stands for it in memory."""
+    """Returns for each row its namespace, and its key as the space in memory holds it."""
     if header.tables[rows.table].kind != TIMERS:
         return rows.namespaces, tuple(rows.keys)
     orders = rows.values or repeat(0)

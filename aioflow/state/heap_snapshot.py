@@ -1,10 +1,10 @@
 """Writes a snapshot of the heap in slices while the job continues, and writes only what is
 necessary.
 
-The changes since the last *completed* checkpoint go into one new file; an aborted or lost
-checkpoint leaves its keys to the next. `heap_archive` decides which older contents the new file
-repeats, so that older files can be removed. A file without earlier files is a base: it contains all
-keys, and does not record the removal of keys.
+The changes since the last *completed* checkpoint go into one new file; if a checkpoint is aborted
+or lost, the next one also contains its changes. `heap_archive` decides which older contents the new
+file repeats, so that older files can be removed. If no earlier file is kept, the new file is a
+base: it contains all keys, and records no removed keys.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ Each file has the format of a canonical snapshot.
 """
 
 BASES = "bases"
-"""Key in `meta` of the handle: section -> index of its base in the files.
+"""Key in `meta` of the handle. Its value maps each section to the index of its base in the files.
 
-Only a job that resumes from the checkpoint needs it; a reader does not.
+Only a job that continues the checkpoint's files needs it; a reader does not.
 """
 
 ROWS_A_FRAME = 256
 BYTES_A_FRAME = 1 << 15
-"""Intended size of a frame, and so of one slice of encoding, up to a ms.
+"""Intended size of a frame in bytes. Encoding a frame of this size takes up to 1 ms.
 
 The size of values is estimated from the values before them.
 """
@@ -75,7 +75,7 @@ FIRST_FRAME_ROWS = 32
 """Number of rows in the first frame of a table, when the size of its values is not known yet."""
 
 GENERATIONS_MAX = 8
-"""Maximum number of generations without a completed checkpoint that are examined one by one."""
+"""Maximum number of generations since the last completed checkpoint. More are merged into one."""
 
 
 @dataclass(slots=True)
@@ -98,18 +98,20 @@ class SnapshotPlan:
     """Whether the changes in all `generations` are noted; otherwise the new file is a base."""
     timers: tuple[TimerSpace, ...]
     firing: int
-    """About the number of timers that are due and have not fired yet."""
+    """Approximate number of timers that are due and have not fired yet."""
     format: str
     codec: Codec
     operator: str
     result: Archive | None = None
-    """The archive with this checkpoint, once the checkpoint is written."""
+    """The archive of this checkpoint, once it is written."""
     void: tuple[SpokenKeys, ...] = ()
-    """Keys that are in `archive` and not in `result`."""
+    """Records of keys that `archive` contains and `result` does not."""
 
 
 class HeapSnapshot:
-    """A snapshot that has begun. It slows the job down until it is written or cancelled."""
+    """A snapshot of the heap that has begun. Until it is written or cancelled, it slows the job
+    down.
+    """
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class HeapSnapshot:
         self.plan = plan
         self._spaces = spaces
         self._whole: dict[Space, None] = {}
-        """Spaces that occur in no file."""
+        """Spaces that are in no file of the archive."""
         self._retired = retired
         self._churn = churn
         self._changed: int | None = None
@@ -196,9 +198,10 @@ class HeapSnapshot:
         return self._written(choice, plan.archive.after(choice, written))
 
     def _removes_many(self) -> bool:
-        """Returns whether noting the removed timers costs more than writing the due ones again.
+        """Returns whether writing the removals of timers costs more than writing the due timers
+        again.
 
-        Also true for the first file, which contains all timers.
+        Also returns True for the first file, which contains all timers.
         """
         plan = self.plan
         removed = sum(
@@ -247,9 +250,10 @@ class HeapSnapshot:
         )
 
     async def _merge_generations(self) -> None:
-        """Merges the generations that accumulate while no checkpoint completes into one.
+        """Merges the generations that have accumulated since the last completed checkpoint into
+        one.
 
-        Each key is then noted once.
+        Each key is then noted only once.
         """
         plan = self.plan
         merged = Generation(plan.ended.number, is_noted=plan.is_noted)
@@ -293,7 +297,7 @@ class HeapSnapshot:
                 del touched[key]
 
     async def _merge_timers(self, timers: TimerSpace) -> TimerNotes:
-        """Returns the notes of all generations about `timers`, without timers that no file
+        """Returns the notes of all generations about `timers`. Omits removed timers that no file
         contains.
         """
         merged = TimerNotes(self._covered(timers))
@@ -347,7 +351,7 @@ class HeapSnapshot:
         return [place for place, born in generation.drops.items() if born < first]
 
     def _drops(self, choice: Choice) -> dict[tuple[str, Any], None]:
-        """Returns the namespaces of the kept files that are obsolete."""
+        """Returns the (table, namespace) pairs whose contents in the kept files are obsolete."""
         plan = self.plan
         void = [written.drops for written in choice.replaced(plan.archive)] + [
             dict.fromkeys(self._old_drops(generation)) for generation in plan.generations
@@ -360,8 +364,8 @@ class HeapSnapshot:
         """Collects the keys for the new file: repeated keys, changed keys, and all keys of unnoted
         spaces.
 
-        Also returns the timers that the file removes. The first file contains all live keys, and no
-        removed keys.
+        Returns these keys, and the timers that the file records as removed. A first file contains
+        all existing keys, and removes none.
         """
         plan = self.plan
         gathered, removed = (
@@ -543,7 +547,8 @@ class HeapSnapshot:
     def _is_news(self, choice: Choice, space: Space, key: Any) -> bool:
         """Returns whether the new file has to record the removal of `key`.
 
-        This is necessary if a kept file may contain the key and no later kept file removes it.
+        This is necessary if a kept file may contain the key, and no later kept file removes the
+        key.
         """
         if choice.is_base or space in self._whole or space.is_timers:
             return False

@@ -1,9 +1,9 @@
 """The timers of the heap backend, as snapshots read them.
 
 A timer never changes between its registration and its removal, and registrations are numbered. So a
-generation (see `changes`) notes only the number of the last registration before it, and those older
-timers that were removed during it. The timers of a former moment are the present timers registered
-up to that moment, and the timers removed since. Timers need no copy: a snapshot collects the
+generation (see `changes`) notes only the number of the last registration before it, and the older
+timers that were removed during it. The timers of a past moment are the current timers that were
+registered by then, and the timers removed since then. Timers need no copy: a snapshot collects the
 objects that the queue holds.
 """
 
@@ -29,8 +29,8 @@ _ORDER = itemgetter(3)
 
 
 class TimerSpace(Space):
-    """All timers of one timer service in one time domain, as a space whose keys are registrations
-    of timers.
+    """All timers of one timer service in one time domain, as a space. Its keys are the
+    registrations of timers.
     """
 
     __slots__ = ("_removed", "queue")
@@ -43,19 +43,21 @@ class TimerSpace(Space):
         self._removed: dict[int, Entry] = {}
 
     def turn(self) -> TimerNotes:
-        """Returns the notes of a generation that begins now, which the queue keeps from now on."""
+        """Begins the notes of a new generation and returns them. The queue fills them from now
+        on.
+        """
         notes = TimerNotes(self.queue.order)
         self.queue.mark, self.queue.grown, self._removed = notes.mark, notes.grown, notes.removed
         return notes
 
     def pause(self) -> None:
-        """Notes no further removals in the present generation."""
+        """Stops noting removals in the current generation."""
         self.queue.mark, self.queue.grown = 0, None
 
     def skip(self, keys: Iterable[Entry]) -> None:
-        """Gives no new timer the number of one of `keys`, which a file contains.
+        """Makes new registrations get higher numbers than `keys`, which a file contains.
 
-        Removed ones among them would count as registered since.
+        Otherwise a removed timer of the file would count as registered after the file was written.
         """
         self.queue.order = max(self.queue.order, *map(_ORDER, keys))
 
@@ -68,10 +70,11 @@ class TimerSpace(Space):
     def orders_at(
         self, later: Generation | None, keys: Sequence[Entry], known_after: int
     ) -> list[Any]:
-        """Returns the number of each registration, as it was before generation `later` began.
+        """Returns the number of each registration in `keys` that existed when generation `later`
+        began.
 
-        For a timer that had been removed the result is `MISSING`. Timers registered after
-        `known_after` are known to exist.
+        For a timer that had been removed, the result is `MISSING`. Timers registered after number
+        `known_after` are known to exist, and are not looked up.
         """
         orders = list(map(_ORDER, keys))
         if min(orders, default=0) > known_after:
@@ -91,11 +94,11 @@ class TimerSpace(Space):
     def registered(
         self, later: Generation | None, after: int, grown: Iterable[int]
     ) -> Iterator[TimerPart]:
-        """Yields the timers that existed before generation `later` and were registered after number
-        `after`, in parts.
+        """Yields, in parts, the timers that existed when generation `later` began, and were
+        registered after number `after`.
 
-        `grown` are timestamps at which further timers may be
-        registered, besides the first. Between two parts timers may be added and removed.
+        `grown` are the timestamps that may have got further timers after their first. Between two
+        parts timers may be added and removed.
         """
         upto, removed = registered_before(later, self), self._removed_since(later)
         return timers_before(self.queue, upto, removed, after, grown)
@@ -112,7 +115,7 @@ class TimerSpace(Space):
 
 
 class Together(NamedTuple):
-    """Timers of one timestamp."""
+    """Several timers of one timestamp."""
 
     timestamp: int
     timers: list[Timer]
@@ -132,9 +135,10 @@ def timers_before(
 ) -> Iterator[TimerPart]:
     """Yields the timers with registration numbers above `after` and up to `upto`, in parts.
 
-    `removed` contains those that were removed since number `upto`, and may grow meanwhile. A timer
-    that is removed between two parts may be yielded twice. The latest come first, so that few are:
-    timers fire from the other end. Otherwise this is `TimerSpace.registered`.
+    `removed` contains the timers that were removed after registration `upto`; it may grow
+    meanwhile. A timer that is removed between two parts may be yielded twice. This is rare, because
+    the latest timestamps come first, while timers fire from the earliest on. For `grown`, see
+    `TimerSpace.registered`.
     """
     timestamps = queue.timestamps(after)
     if after:

@@ -1,5 +1,5 @@
-"""The part of a keyed backend that is the same for every kind of table: named states, their view
-for queries, and the timers that are part of snapshots.
+"""The part of a keyed backend that all backends share: named states, queries of them, and the
+timers that are part of snapshots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ RAW = "table"
 
 _EVENT, _PROCESSING = ".event", ".processing"
 _TIMERS_PREFIX = f"{INTERNAL_PREFIX}timers."
-"""The same in all backends: each restores savepoints of the others."""
+"""Prefix of the names of timer tables. All backends use it, because each restores savepoints of the
+others.
+"""
 
 
 class Table(views.Table, Protocol):
@@ -50,7 +52,7 @@ class TimerSpace(Protocol):
 
 
 class Snapshot(Protocol):
-    """A view of the state that can be given up."""
+    """A snapshot that can be cancelled."""
 
     def cancel(self) -> None: ...
 
@@ -112,16 +114,18 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
         self._tables: dict[str, T] = {}
         self._states: dict[str, views.View] = {}
         self._has_converted = False
-        """Whether restored values were given a time to live, or lost it.
+        """Whether restored values were converted because their state gained or lost a time to live.
 
-        Files of timed and of untimed values cannot apply to one table.
+        A table cannot be read from files of which some have timed and others untimed values.
         """
         self._on_timed: Callable[[], None] | None = None
         self._raw: dict[str, bool] = {}
         """The raw tables that the operator has requested, and whether each was restored."""
         self._timers: dict[str, ServiceTimers[S]] = {}
         self._snapshots: dict[int, V] = {}
-        """Checkpoint -> its snapshot, until it or a later checkpoint is complete or aborted."""
+        """Checkpoint -> its snapshot, until the checkpoint is aborted, or it or a later one is
+        complete.
+        """
 
     @abstractmethod
     def _make_table(self, name: str, meta: TableMeta) -> T:
@@ -216,8 +220,8 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
         return list(self._tables)
 
     def unclaimed(self) -> Mapping[str, Table]:
-        """Returns the restored tables, by name, that the operator of this uid does not use, because
-        an operator of another kind wrote them.
+        """Returns the names of the restored tables that the operator does not use, because an
+        operator of another kind had the same uid.
 
         Called once the operator is open. Built-in operators have requested their raw tables by
         then. Functions may request their states at any time. So unclaimed state counts as orphaned
@@ -259,7 +263,7 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
             self._on_timed = start
 
     def remove_expired(self) -> int:
-        """Removes some expired values, and returns the ms after which to call again."""
+        """Removes some expired values, and returns the time in ms until the next call."""
         return min(
             state.expire() for state in self._states.values() if isinstance(state, ttl.TimedView)
         )
@@ -309,7 +313,9 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
     # Snapshots.
 
     def _header(self) -> FileHeader:
-        """Returns the header of a snapshot that begins now: its tables, and event time."""
+        """Returns the header of a snapshot that begins now, with its tables and the event time of
+        its timers.
+        """
         tables = {name: table.meta for name, table in self._tables.items()}
         for timers in self._timers.values():
             for queue in (timers.event.queue, timers.processing.queue):
@@ -340,7 +346,7 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
         ]
 
     def _add_header(self, restored: Restored, header: FileHeader) -> None:
-        """Makes the tables and timers of a header, before their rows are restored."""
+        """Creates the tables and timers that a header names, before their rows are restored."""
         for service, watermark in header.watermarks.items():
             restored.watermarks.setdefault(service, []).append(watermark)
         for name, meta in header.tables.items():
@@ -352,7 +358,8 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
     async def _set_times(self, restored: Restored, *, keep_order: bool) -> None:
         """Sets event time and timers at the end of a restore.
 
-        With `keep_order` the timers keep the numbers of their registration, those of one subtask.
+        With `keep_order` the timers keep their registration numbers, which then all come from one
+        subtask.
         """
         for service, reached in restored.watermarks.items():
             # Event time restarts at the slowest former subtask, so that no record of its keys is
@@ -374,10 +381,10 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
                 await asyncio.sleep(0)
 
     def _note_numbered(self, space: S, timestamp: int, timers: list[tuple[int, int, Any]]) -> None:
-        """Notes that restored timers have other numbers than in the files."""
+        """Notes that restored timers got other registration numbers than in the files."""
 
     def _prepare_states(self) -> None:
-        """Gives the states that were declared before the restore their restored tables."""
+        """Binds the states that were declared before the restore to their restored tables."""
         for name, state in self._states.items():
             self._tables[name].index = None
             state.prepare()

@@ -53,7 +53,7 @@ __all__ = [
 MAGIC = b"aioflow.operator"
 VERSION = 1
 DIVIDED = 2
-"""Version of the format of a state with more values than are encoded at once."""
+"""Version of the format for a state with more values than are encoded at once."""
 
 ENCODED_AT_ONCE = 16_384
 """Number of values that are encoded between two yields: 2 to 10 ms."""
@@ -97,9 +97,9 @@ class OperatorListState:
 
 
 class ReadOnlyBroadcastState:
-    """Broadcast state for the input that is not broadcast, which may only read it.
+    """Broadcast state as the non-broadcast input sees it: read-only.
 
-    A change would not reach the other subtasks.
+    A change by that input would not reach the other subtasks.
     """
 
     __slots__ = ("_entries", "name")
@@ -324,7 +324,7 @@ def _names(states: Sequence[Mapping[str, T]]) -> list[str]:
 
 
 class _Encoded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The content after the magic and the version: batches of the codec by name of the state."""
+    """The content after the magic and the version: encoded batches, by name of the state."""
 
     split: dict[str, bytes]
     union: dict[str, bytes]
@@ -355,7 +355,9 @@ def encode_operator_state(snapshot: OperatorSnapshot, codec: Codec, owner: str) 
 def encode_in_parts(
     snapshot: OperatorSnapshot, codec: Codec, owner: str
 ) -> Generator[None, None, bytes]:
-    """Does the same as `encode_operator_state`, and yields after each `ENCODED_AT_ONCE` values."""
+    """Does the same as `encode_operator_state`, but yields to the loop after each `ENCODED_AT_ONCE`
+    values.
+    """
 
     def batches(name: str, values: list[Any]) -> Generator[None, None, list[bytes]]:
         place = f"operator {owner!r}, operator state {name!r}"
@@ -402,9 +404,9 @@ def encode_in_parts(
 
 
 def decode_operator_state(content: bytes, codec: Codec, where: str) -> OperatorSnapshot:
-    """Decodes the bytes of `encode_operator_state`.
+    """Decodes the bytes that `encode_operator_state` returned.
 
-    Raises RestoreError, which names the operator `where`, for other bytes.
+    Raises RestoreError, which names the operator `where`, if the bytes have another format.
     """
     start = len(MAGIC) + 1
     if content[:start] not in (MAGIC + bytes((VERSION,)), MAGIC + bytes((DIVIDED,))):
@@ -454,7 +456,9 @@ class RawKeyedView:
         self._max_parallelism = backend.max_parallelism
         self._table = backend.table(TABLE)
         self._keys: dict[int, int] = {}
-        """Key group -> the key under which its bytes are stored: the least int of the group."""
+        """Key group -> the key under which its bytes are stored: the smallest int in this key
+        group.
+        """
 
     @property
     def key_groups(self) -> range:
@@ -466,7 +470,7 @@ class RawKeyedView:
         return key_group(key, self._max_parallelism)
 
     def get(self) -> dict[int, bytes]:
-        """Returns the bytes of each key group that has some."""
+        """Returns key group -> bytes, for each key group that has bytes."""
         return {self.group_of(key): content for key, content in self._table.peek().items()}
 
     def update(self, contents: Mapping[int, bytes]) -> None:

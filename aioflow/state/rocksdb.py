@@ -5,19 +5,20 @@ Hot keys are kept in memory as Python values, and an access does not encode them
 Reading a cold key takes some microseconds. Timers, and the names of namespaces (windows), stay in
 memory. A checkpoint uploads the new files (`rocksdb_snapshot`). The database is in a temporary
 directory of its own (`rocksdb_files`) and ends with the process; only the last checkpoint survives.
-RocksDB has threads of its own, which a simulation cannot control, so a simulation rejects it.
+RocksDB has threads of its own, which a simulation cannot control, so a simulation rejects this
+backend.
 
 Timers are kept in memory, as in the heap backend, because the next timer must be known without a
-read, and timers are small. In a checkpoint they are rows of the database. The cost of a checkpoint
-is proportional to the number of timers that were set, deleted or fired since the last checkpoint:
-these become rows of the new files.
+read, and timers are small. In a checkpoint they are rows of the database. Their cost in a
+checkpoint is proportional to the number of timers set, deleted or fired since the last checkpoint,
+because these become rows of the new files.
 
-State that is in memory as a whole, and of which most keys come and go between two checkpoints, goes
-into a `PlainSnapshot`. Each such key would become a row of the database with one checkpoint, and a
-deleted row with the next. A plain file of all keys, as the heap writes (`heap_churn`), costs a
-fraction of that. Keys stay dirty while plain files are written, so the database gets them with the
-next other checkpoint. While a plain file is written the job continues in memory. The first change
-of a key saves its former value, and no entry is evicted.
+If the state is in memory as a whole, and most keys come and go between two checkpoints, a
+checkpoint is a `PlainSnapshot`. Otherwise each such key would become a row of the database in one
+checkpoint, and a deleted row in the next. A plain file of all keys, as the heap backend writes
+(`heap_churn`), costs a fraction of that. Plain files leave the keys dirty, so the database gets
+them with the next checkpoint that is not plain. While a plain file is written the job continues in
+memory. The first change of a key saves its former value, and no entry is evicted.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Past:
     def __init__(self, cache: Cache) -> None:
         self._all = list(cache.spaces.values())
         self._until = cache.next_space
-        """Number of the first space that is created later."""
+        """Number of the first space that was created after that moment."""
         self._saved: dict[Space, dict[Any, Any]] = {}
         """Space -> key -> former value, or `MISSING`."""
         queues = [space for space in self._all if isinstance(space, TimerSpace)]
@@ -109,7 +110,7 @@ class Past:
     # For the file.
 
     def spaces(self) -> dict[str, list[Space]]:
-        """Returns the spaces of each table, without timers."""
+        """Returns table -> its spaces. Spaces of timers are left out."""
         found: dict[str, list[Space]] = {}
         for space in self._all:
             if not space.is_timers:
@@ -117,7 +118,7 @@ class Past:
         return found
 
     def queues(self) -> dict[str, TimerSpace]:
-        """Returns the space of each queue of timers."""
+        """Returns table -> its timer space."""
         return {space.table: space for space in self._upto}
 
     def keys(self, space: Space) -> list[Any]:
@@ -142,11 +143,15 @@ class PlainSnapshot:
     def __init__(
         self, cache: Cache, plan: SnapshotPlan, churn: Churn, *, is_urgent: bool = False
     ) -> None:
-        """`is_urgent`: very many timers fire meanwhile, see `Pace`."""
+        """Begins the snapshot. `is_urgent` means that very many timers are about to fire, see
+        `Pace`.
+        """
         self.plan = plan
         self._is_urgent = is_urgent
         self.files: dict[str, StateFile] | None = None
-        """Empty once it is written: no later checkpoint may refer to files of the database."""
+        """None until the snapshot is written, then empty: it has no database files to which later
+        checkpoints could refer.
+        """
         self._cache = cache
         self._churn = churn
         self._began = False
@@ -198,7 +203,7 @@ def _number(name: str, given: Any) -> int:
 
 CACHE_ENTRIES = 200_000
 CACHE_BYTES = 256 << 20
-"""Limits of the cache that neither the program nor the cluster has chosen."""
+"""Limits of the cache if neither the program nor the cluster's configuration sets them."""
 
 ROWS_A_SLICE = 256
 """Number of rows restored between two yields to the loop: about 1 ms."""
@@ -211,12 +216,12 @@ class RocksDB:
     needs_host: ClassVar[bool] = True
 
     path: str | None = None
-    """Directory below which each operator's subtask makes its own directory.
+    """Directory in which each subtask of an operator makes its own directory.
 
     None: the system's directory for temporary files.
     """
     cache_entries: int | None = None
-    """Maximum number of entries of an operator's subtask in memory as Python values.
+    """Maximum number of entries that a subtask of an operator keeps in memory as Python values.
 
     None: `CACHE_ENTRIES`.
     """
@@ -225,7 +230,8 @@ class RocksDB:
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Reads `rocksdb.path`, `rocksdb.cache_entries` and `rocksdb.cache_bytes` from the
-        cluster's configuration. An attribute other than None stays: the program has chosen it.
+        cluster's configuration. Attributes that are not None are kept, because the program has
+        chosen them.
         """
         for one in fields(self):
             given = options.get(f"rocksdb.{one.name}")
@@ -295,12 +301,12 @@ class RocksKeyedStateBackend(
         self._base: dict[str, StateFile] = {}
         self._churn = Churn()
         self._is_counted = False
-        """Whether the dirty keys are those that changed since the last snapshot."""
+        """Whether the dirty keys are exactly the keys that changed since the last snapshot."""
 
     def begin_snapshot(
         self, checkpoint_id: int, *, full: bool = False, canonical: bool = False
     ) -> RocksSnapshot | PlainSnapshot:
-        """Returns a view of the present state, see `KeyedStateBackend`.
+        """Returns a view of the current state, see `KeyedStateBackend`.
 
         The cost does not depend on the amount of state.
         """
@@ -339,14 +345,14 @@ class RocksKeyedStateBackend(
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """Allows the next checkpoint to refer to the files of this one.
 
-        A savepoint is no such base, because it may be moved away.
+        Not if this one is a savepoint, because its files may be moved away.
         """
         snapshot = self._completed_snapshot(checkpoint_id)
         if snapshot is not None and snapshot.files is not None:
             self._base = snapshot.files
 
     async def restore_from(self, handles: Sequence[KeyedStateHandle], source: StateInput) -> None:
-        """Restores the own key groups from `handles`, see `KeyedStateBackend`."""
+        """Restores the key groups of this backend from `handles`, see `KeyedStateBackend`."""
         self.is_restored = True
         groups = self.key_group_range
         mine = self._own(handles)

@@ -1,20 +1,22 @@
 """The hot part of state in memory, as decoded Python values: a write-back cache over RocksDB.
 
-Some keys of each space are in memory (`Space.entries`). The keys that were named as changing since
-the last snapshot began are *dirty*: for them memory is authoritative, and a dirty key without an
-entry was removed. Keys that memory does not know are read from the database, unless the space is
-*complete*: until its first eviction, a space has all its keys in memory.
+Some keys of each space are in memory (`Space.entries`). Operators name the keys that they may
+change. The keys named since the last snapshot began are *dirty*: for them memory is authoritative,
+and a dirty key without an entry was removed. Keys that are not in memory are read from the
+database, unless the space is *complete*: until its first eviction, a space has all its keys in
+memory.
 
-Above its limit the cache evicts the oldest entries that were not named lately. It writes the dirty
-ones first, in one batch.
+Above its limit the cache evicts the oldest entries that were not named lately. Before that, it
+writes the dirty entries among them, in one batch.
 
-A dirty key is *fresh* if the database holds no row of it and no unfinished snapshot will write one.
-When a fresh key is removed, no row has to be written. So a key that is added and removed between
+A dirty key is *fresh* if the database has no row for it, and no unfinished snapshot will write one.
+When a fresh key is removed, nothing has to be written. So a key that is added and removed between
 two snapshots costs neither of them anything.
 
-A snapshot takes the dirty keys over: they are *frozen* for it until they are written. A frozen key
-is encoded before its value is changed, or before a mutable value is returned. While a snapshot is
-captured, no newer value may reach the database, so no dirty key is evicted.
+A snapshot takes all dirty keys: they are no longer dirty, but *frozen* until the snapshot has
+written them. A frozen key is encoded before its value is changed, or before a mutable value is
+returned. While a snapshot is captured, no newer value may reach the database, so no dirty key is
+evicted.
 """
 
 from __future__ import annotations
@@ -35,19 +37,21 @@ EVICTED_MAX = 1_024
 """Maximum number of entries evicted at once: some 5 ms."""
 
 NAMED_LATELY = 1_024
-"""Maximum number of keys that may be named between an operator's naming of a key and its last
-access to that key.
+"""Maximum number of other keys that an operator may name between naming a key and its last access
+to this key.
 """
 
 ROWS_FEW = 64
-"""Maximum number of rows of a space that are kept track of one by one."""
+"""Maximum number of rows of a space that are tracked one by one."""
 
 ENTRY_BYTES = 200
 VALUE_FACTOR = 4
 """Assumed size of an entry in memory: a fixed size, plus this factor times its encoded size."""
 
 _PLAIN = frozenset((str, bytes, int))
-"""Exact types of keys whose canonical bytes determine the spelling."""
+"""Exact types whose keys can be restored from their canonical bytes. Other keys are stored as they
+were first spelled.
+"""
 
 
 S = TypeVar("S", bound="Space")
@@ -86,9 +90,9 @@ class FormerState(Protocol):
 
 
 class Entries(dict[Any, Any]):
-    """Key -> value of the entries in memory, as a dict for the keys that were named.
+    """The entries in memory: key -> value. Named keys can be accessed as in a dict.
 
-    Emptiness and iteration consider the whole space.
+    `bool()` and iteration also consider the keys that are only in the database.
     """
 
     __slots__ = ("space",)
@@ -129,23 +133,28 @@ class Space:
         self.few: dict[bytes, None] | None = {}
         """All rows that may exist; None if there are too many, or if they are unknown."""
         self.passed = b""
-        """Start of searches for remaining rows: all lower rows belong to removed keys."""
+        """Row at which a search for remaining rows starts: all lower rows belong to removed
+        keys.
+        """
         self.dropped = False
         self.dirty: dict[Any, int] = {}
-        """Key -> epoch of its last naming, if `token` is the cache's; otherwise it counts as empty.
+        """Dirty key -> epoch in which it was last named. Counts as empty unless `token` is the
+        cache's token.
         """
         self.fresh: set[Any] = set()
-        """Keys of `dirty` that RocksDB did not hold when they were named first."""
+        """Keys of `dirty` that were not in RocksDB when they were first named."""
         self.token: object = None
         self.spelled: dict[Any, Any] = {}
-        """Key -> its first spelling, for keys in memory that have several spellings."""
+        """Key -> its first spelling, for keys in memory of types with several spellings (1 and True
+        are equal).
+        """
 
     @property
     def owner(self) -> str:
         return f"operator {self.cache.operator!r}, state {self.table!r}"
 
     def lookup(self, key: Any) -> Any:
-        """Returns the value of a dirty or frozen key."""
+        """Returns the value of a dirty or frozen `key`, or `MISSING` if it was removed."""
         return self.entries.get(key, MISSING)
 
     def holds(self, key: Any) -> bool:
@@ -165,10 +174,10 @@ class Space:
         return self.dirty
 
     def forget(self, key: Any) -> None:
-        """Notes that `key`, which was noted as dirty, was removed.
+        """Notes that the dirty key `key` was removed.
 
-        A key that the database does not have need not be written there. A key that comes back is
-        noted again first.
+        If the key is not in the database, it is no longer dirty. Before the key is added again, it
+        must be named again.
         """
         if (past := self.cache.past) is not None:
             past.forget(self, key)
@@ -204,7 +213,9 @@ class Space:
         dirty[key] = cache.epoch
 
     def find(self, key: Any) -> Any:
-        """Returns the value of `key`, or `MISSING`, and keeps it in memory."""
+        """Returns the value of `key`, or `MISSING`. A value that was read from the database stays
+        in memory.
+        """
         held = self.entries.get(key, MISSING)
         if held is MISSING and not self.complete and not self.is_known(key):
             cache = self.cache
@@ -215,7 +226,9 @@ class Space:
         return held
 
     def is_known(self, key: Any) -> bool:
-        """Returns whether memory alone determines the value of `key`, also if the key has none."""
+        """Returns whether the value of `key`, or its absence, is known without reading the
+        database.
+        """
         return (
             key in self.entries
             or (self.token is self.cache.token and key in self.dirty)
@@ -226,9 +239,9 @@ class Space:
         return any(key in capture.frozen.get(self, ()) for capture in self.cache.captures)
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
-        """Yields all keys and values, first those in memory.
+        """Yields all keys and values, those in memory first.
 
-        Concurrent changes may be included or not.
+        Changes made meanwhile may be included or not.
         """
         memory = list(self.entries.items())
         if self.complete:
@@ -244,7 +257,7 @@ class Space:
                 yield key, value
 
     def holds_more(self) -> bool:
-        """Returns whether the database has a key of this space that memory does not know.
+        """Returns whether the database has a key of this space that was not removed in memory.
 
         Called when no entry is in memory.
         """
@@ -340,28 +353,28 @@ class Cache:
         self.dirty: dict[Space, dict[Any, int]] = {}
         """Space -> its dirty keys."""
         self.token: object = object()
-        """Identifies the present `dirty`."""
+        """Object that identifies the current `dirty`; replaced with it."""
         self.captures: list[Capture] = []
         self.past: FormerState | None = None
         """The view of a plain snapshot that is being written."""
         self.is_whole = False
         """Whether all entries were in memory at the last count, and none was evicted since."""
         self.held = 0
-        """Number of entries and dirty keys in memory at the last count, adjusted by each change
+        """Number of entries and dirty keys in memory: the last count, adjusted by each change
         since.
         """
         self.ask_at = limits.entries
         """Value of `held` from which `make_room` is called."""
         self.epoch = 0
-        """Advances with the number of named keys; keys named in this epoch or the last stay in
-        memory.
+        """Counter that advances with the number of named keys. Keys named in this epoch or the last
+        one stay in memory.
         """
         self._named = 0
         self._limits = limits
         self._open = open_database
         self._doomed: list[Space] = []
         self.next_space = 1
-        """Number of the next space."""
+        """Number that the next new space gets."""
         self._measured: list[int] = [0, 0]  # Rows that were encoded, and their bytes.
 
     def count_entries(self) -> int:
@@ -432,7 +445,9 @@ class Cache:
         self._doomed.extend(spaces)
 
     def take_doomed(self) -> list[Space]:
-        """Returns the dropped spaces, whose rows the caller has to remove."""
+        """Returns the dropped spaces whose rows are still in the database. The caller has to remove
+        them.
+        """
         doomed, self._doomed = self._doomed, []
         return doomed
 
@@ -459,7 +474,9 @@ class Cache:
             self.opened().write(batch)
 
     def load(self, space: Space, rows: Iterable[tuple[bytes, bytes]]) -> int:
-        """Loads those `rows` of the database whose keys are not in memory. Returns their number."""
+        """Loads the `rows` of the database whose keys are not known in memory. Returns how many
+        were loaded.
+        """
         before = len(space.entries)
         for row, content in rows:
             key, value = self.codec.entry(space, row, content)
@@ -472,7 +489,7 @@ class Cache:
         return loaded
 
     def count(self, space: Space, named: int) -> None:
-        """Adds the number `named` of keys of `space` that became dirty."""
+        """Counts `named` keys of `space` that became dirty."""
         self.held += named
         self._named += named
         if self._named >= NAMED_LATELY:
@@ -490,10 +507,10 @@ class Cache:
         return max(1, min(self._limits.entries, self._limits.bytes // entry))
 
     def make_room(self) -> None:
-        """Evicts some entries if there are too many, of all spaces in proportion.
+        """Evicts some entries if there are too many, from all spaces in proportion.
 
         With very many spaces, entries of the oldest spaces are evicted first. While a plain
-        snapshot reads memory, none is evicted.
+        snapshot is being written, no entry is evicted.
         """
         if self.past is not None:
             self.ask_at = self.held + EVICTED_MAX
@@ -561,7 +578,7 @@ class Cache:
             yield self.codec.entry(space, row, content)
 
     def stored_from(self, space: Space, first: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields the rows of `space` in the database from `first` on."""
+        """Yields the rows of `space` in the database, beginning with row `first`."""
         if self.database is None or not space.stored:
             return
         for group in self.groups:

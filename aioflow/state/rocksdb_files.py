@@ -1,7 +1,7 @@
-"""The directory of one RocksDB, and how it is opened at the first write.
+"""The directory of a RocksDB database, and the database in it, which is opened at the first write.
 
-Each backend has a directory of its own, which no other user may enter. It holds the database and,
-while one is written, a checkpoint. The directory is removed when the backend is closed. Its name
+Each backend has a directory of its own, which no other user may enter. It contains the database,
+and a checkpoint while one is written. The directory is removed when the backend is closed. Its name
 identifies the process that made it. The directories of killed processes are removed when another
 process opens one.
 """
@@ -46,17 +46,20 @@ CONFIG = "rocksdict-config"
 BLOCK_CACHE_BYTES = 32 << 20
 WRITE_BUFFER_BYTES = 32 << 20
 BLOOM_BITS = 10
-"""Bits of the Bloom filter for each key: looking up a missing key takes 0.7 us instead of a read.
+"""Bits of the Bloom filter for each key. With it, looking up a missing key takes 0.7 us and no
+read.
 """
 
 MANIFEST_BYTES_MAX = 64 << 10
-"""Maximum size of the manifest, which is part of every checkpoint and records each change of files.
+"""Maximum size of the manifest. It records each change of files, and is part of every
+checkpoint.
 """
 
 RUNS_MAX = 6
-"""Number of files of changes from which some are merged.
+"""Number of files of changes from which some of them are merged.
 
-With merging by size a row is rewritten about log4(all / changed) times instead of each time.
+Files of similar size are merged. So a row is rewritten about log4(all / changed) times, instead of
+with every file.
 """
 
 AMPLIFICATION_PERCENT = 200
@@ -76,7 +79,7 @@ class Directory:
         return os.path.join(self._made(), "db")
 
     def other(self, number: int) -> str:
-        """Returns the path for the database of another subtask."""
+        """Returns the path for a downloaded database of another subtask."""
         return os.path.join(self._made(), f"other-{number}")
 
     def checkpoint(self) -> str:
@@ -138,7 +141,7 @@ class Database:
         return _until(cast("Rows", self._db.items(from_key=start)), stop)
 
     def view(self) -> View:
-        """Returns a view of all present rows."""
+        """Returns a view of all current rows."""
         return View(self._db.iter())
 
     def checkpoint(self, path: str) -> None:
@@ -153,8 +156,8 @@ class Database:
 class View:
     """A view of the rows at the moment at which `iterator` was made.
 
-    Drop it soon, because it keeps rows that were deleted since. A snapshot of rocksdict cannot be
-    used instead: its iterators show the present rows (0.3.29).
+    Release the view soon, because it keeps deleted rows in the database. A snapshot object of
+    rocksdict cannot be used instead: its iterators show later changes too (0.3.29).
     """
 
     def __init__(self, iterator: rocksdict.RdictIter) -> None:

@@ -8,9 +8,9 @@
                | value
 
 A *space* is one namespace of one table, identified by a number that is never reused. So a dropped
-space is unreachable at once, and its rows can be removed later. Separate rows behind all key groups
-map each number to its space. A timer is an entry as well; its canonical key is (timestamp, key,
-namespace).
+space is unreachable at once, and its rows can be removed later. Separate rows, which sort after all
+key groups, map each number to its space. A timer is an entry as well; its canonical key is
+(timestamp, key, namespace).
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ __all__ = [
 PREFIX_BYTES = 8
 SPACE_BITS = 48
 SPACES = 0xFFFF
-"""The "key group" of the rows that describe the spaces: above all key groups."""
+"""The "key group" of the rows that describe the spaces. It is above all real key groups."""
 
 TIME_BYTES = 16
 TIME_BIAS = 1 << 127
-"""Added to timestamps, so that their bytes sort like the timestamps."""
+"""Offset added to timestamps, so that their bytes sort like the timestamps."""
 
 END = b"\xff" * (PREFIX_BYTES + 1)
 """A bound above all rows."""
 
 SPELLED, CODED = 1, 2
-"""Flags: the key is in the content; the value is a batch of the codec rather than a bare scalar."""
+"""Flags of a row's content. SPELLED: it contains the key. CODED: the value is a batch of the codec,
+not a bare scalar.
+"""
 
 _PLAIN_KEYS = frozenset((str, int, bytes))
 _PLAIN_VALUES = frozenset((str, int, float, bool, bytes))
@@ -78,7 +80,7 @@ class Spaced(Protocol):
 
     @property
     def owner(self) -> str:
-        """The name of the space in errors: operator and state."""
+        """Operator and state of the space, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)

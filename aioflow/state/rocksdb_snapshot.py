@@ -1,15 +1,15 @@
 """Snapshots of RocksDB: the dirty part of the cache is written to the database in slices, and then
 the files of the database are linked, not copied.
 
-Beginning a snapshot only takes the dirty keys over, however many. While a snapshot is *captured*,
-the job continues in memory, and no newer value reaches the database. Captures follow one another in
-the order in which the snapshots began; writing a later snapshot advances the earlier ones. The last
-step, the checkpoint of RocksDB itself, runs in a thread.
+Beginning a snapshot only takes the dirty keys from the cache, however many they are. While a
+snapshot is *captured*, the job continues in memory, and no newer value reaches the database.
+Captures follow one another in the order in which the snapshots began; writing a later snapshot
+advances the earlier ones. The last step, the checkpoint of RocksDB itself, runs in a thread.
 
-Files of the database never change, so each is uploaded once. The next checkpoint refers to the
-files that it shares with the last *completed* one. The small files (the manifest, and the
-descriptions of the tables) are combined in one file, the last. A canonical snapshot is written row
-by row from a view of the database.
+Files of the database never change, so each is uploaded once. A checkpoint refers to the files that
+it shares with the last *completed* checkpoint. The small files (the manifest, and the descriptions
+of the tables) are combined in one file, the last. A canonical snapshot is written row by row from a
+view of the database.
 
 `StoredState` downloads the files of a checkpoint into a directory, and reads their rows.
 """
@@ -81,8 +81,8 @@ __all__ = [
 ]
 
 ROCKSDB_FORMAT = "rocksdb"
-"""Format of a checkpoint of the files of a database: in order of their numbers, and last a
-`Bundle`.
+"""Format of a checkpoint that consists of the files of a database, in order of their numbers, and a
+`Bundle` as the last file.
 """
 
 VERSION = 1
@@ -95,7 +95,7 @@ FRAME_ROWS = 512
 FRAME_BYTES = 1 << 16
 
 POLL_S = 0.001
-"""Interval at which a writer checks whether the thread has made the checkpoint."""
+"""Interval at which a writer checks whether the thread has finished the checkpoint of RocksDB."""
 
 
 class Bundle(msgspec.Struct, forbid_unknown_fields=True):
@@ -135,7 +135,7 @@ class SnapshotPlan:
     `MISSING`.
     """
     base: dict[str, StateFile]
-    """Files of the last completed checkpoint that may be referred to, by their names in the
+    """Files of the last completed checkpoint to which this one may refer, by name in the
     database.
     """
     canonical: bool
@@ -156,8 +156,8 @@ class RocksSnapshot:
     ) -> None:
         """Begins the snapshot.
 
-        `churn` decides by the number of changed keys whether the next file is plain. None: the
-        number is not known.
+        `churn` decides by the number of changed keys whether the next checkpoint is plain. None
+        means that this number is not known.
         """
         self.plan = plan
         self._churn = churn
@@ -183,7 +183,7 @@ class RocksSnapshot:
 
     @property
     def linking(self) -> asyncio.Future[None] | None:
-        """The running work of the thread on the database, if any."""
+        """Future of the checkpoint that a thread is making of the database, if any."""
         return self._linking
 
     def save(self, space: Space, key: Any, value: Any) -> None:
@@ -197,7 +197,7 @@ class RocksSnapshot:
         self._saved.append((space, self._cache.codec.row(space, key), content))
 
     def cancel(self) -> None:
-        """Releases the view.
+        """Ends the snapshot, and releases what it holds.
 
         Keys that were not written to the database become dirty again. Safe at any time, and more
         than once.
@@ -244,7 +244,9 @@ class RocksSnapshot:
         return handle
 
     def advance(self) -> float:
-        """Takes one step of the capture, and returns the time to wait before the next step."""
+        """Does one step of the capture, and returns the time in seconds to wait before the next
+        step.
+        """
         if self._phase is not _Phase.WRITING:
             return POLL_S
         try:
@@ -395,7 +397,8 @@ class RocksSnapshot:
         return self._handle(ROCKSDB_FORMAT, (*files.values(), last))
 
     async def _count_rows(self, churn: Churn, size: int) -> None:
-        """Tells `churn` how many rows there are, and loads the few that memory does not hold.
+        """Passes the number of rows to `churn`, and loads the rows that are not in memory, as far
+        as there is room.
 
         `size` is the size of the files in bytes.
         """
@@ -533,8 +536,9 @@ _decode_bundle = msgspec.msgpack.Decoder(Bundle).decode
 async def download(
     handle: KeyedStateHandle, path: str, source: StateInput, host: Host, operator: str
 ) -> tuple[Bundle, dict[str, StateFile]]:
-    """Downloads the files of `handle` into the directory `path`, one at a time, and returns their
-    list.
+    """Downloads the files of `handle` into the directory `path`, one at a time.
+
+    Returns the bundle, and the handle of each file by its name in the database.
 
     Raises RestoreError.
     """

@@ -43,7 +43,7 @@ class RocksTable:
         self.result: Callable[[Any], Any] | None = None
         self.index: Any = None
         self.checked: set[type] = set(ATOMS)
-        """Types of which a value has been encoded without an error."""
+        """Types of which some value was encoded without an error."""
         self._cache = cache
         self._codec = codec
         self._on_change = on_change
@@ -53,7 +53,7 @@ class RocksTable:
     def of(
         self, namespace: Any = None, keys: Sequence[Any] | None = None
     ) -> MutableMapping[Any, Any]:
-        """Returns the entries of `namespace`, with `keys` in memory for changes.
+        """Returns the entries of `namespace`, after loading `keys`, which the caller may change.
 
         With None every key may change, and is loaded when it is accessed.
         """
@@ -76,7 +76,9 @@ class RocksTable:
     of_replaced = of_key
 
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]:
-        """Returns `namespace` for reading, empty if it does not exist."""
+        """Returns a mapping for reading `namespace`, which is empty if the namespace does not
+        exist.
+        """
         space = self._spaces.get(namespace)
         return _NOTHING if space is None else _Peek(space)
 
@@ -92,7 +94,7 @@ class RocksTable:
                 self._on_change()  # State objects are bound to the dropped space.
 
     def chunks(self, size: int) -> Iterator[list[tuple[Any, Any, Any]]]:
-        """Yields (namespace, key, value) in lists of up to `size`, first those in memory.
+        """Yields all (namespace, key, value) in lists of up to `size`, those in memory first.
 
         The table may change between two lists. Reading loads nothing into memory.
         """
@@ -149,11 +151,15 @@ class RocksTable:
         return _NOTHING if space is None else _Reader(space)
 
     def store(self, namespace: Any) -> Any:
-        """Returns the entries of `namespace` for writing, after the key was noted in `marks`."""
+        """Returns the entries of `namespace` for writing. The caller must have noted the key in
+        `marks`.
+        """
         return _Store(self, self.space(namespace).entries)
 
     def marks(self, namespace: Any) -> Any:
-        """Returns the notes of changing keys. `key in marks` notes `key`, before it changes."""
+        """Returns the notes of changing keys. The lookup `key in marks` notes that `key` is about
+        to change.
+        """
         return _Marks(self.space(namespace))
 
 

@@ -1,13 +1,13 @@
 """The parts of a snapshot as plain data: declarations of tables, operator state, immutable copies,
 and the handles of written files.
 
-`frozen_copy` copies the values that the job could still change, and shares the others. So a
-snapshot can be encoded later.
+`frozen_copy` copies the parts of a value that the job could still change, and shares the other
+parts. So a snapshot can be encoded later.
 
-A handle names files with their size, digest and key groups. An acknowledgement and the metadata of
-a checkpoint contain it, and it suffices to read the state again. A writer gets a `StateOutput`, and
-a restoring task gets a `StateInput`. The store behind them decides where the bytes are kept. With
-`InlineState` there are no files: the content of each stays in its handle.
+A handle names files with their size, digest and key groups. Acknowledgements and the metadata of a
+checkpoint contain the handle. It suffices to read the state again. A writer gets a `StateOutput`,
+and a restoring task gets a `StateInput`. The store behind them decides where the bytes are kept.
+With `InlineState` no files are written: the content stays in the handle.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ATOMS = frozenset(
 
 
 def copy_of_default(default: Any) -> Any:
-    """Returns a copy of the default of a state that shares nothing mutable with it."""
+    """Returns a copy of a state's default value. The copy shares nothing mutable with `default`."""
     kind = type(default)
     if kind in (list, set, dict):
         held = default.values() if kind is dict else default
@@ -61,7 +61,9 @@ class TableMeta(msgspec.Struct, frozen=True):
     """The properties of a table that determine the form of its stored values."""
 
     kind: str
-    """Value, list, map, reducing or aggregating; `table` for raw storage of a built-in operator."""
+    """The kind of state: value, list, map, reducing or aggregating, or `table` for a raw table of a
+    built-in operator.
+    """
     timed: bool = False
     """Whether values are stored with the time of their last write, because the state has a time
     to live.
@@ -81,7 +83,7 @@ class OperatorSnapshot:
     uncopied: dict[str, str] = field(default_factory=dict)
     """Names of states that could not be copied -> the reason.
 
-    Their values in this snapshot may change, and are not to be written.
+    Their values in this snapshot may still change, so they must not be written.
     """
 
 
@@ -98,8 +100,8 @@ def check_max_parallelism(found: int, expected: int, what: str) -> None:
 class Uncopied:
     """A placeholder in a snapshot for a value that could not be copied.
 
-    Encoding the placeholder raises an error with the value's name and `reason`. The class is no
-    dataclass, because a dataclass could be encoded.
+    Encoding the placeholder raises an error with the value's name and `reason`. The class is not a
+    dataclass, because dataclasses can be encoded.
     """
 
     __slots__ = ("reason",)
@@ -137,12 +139,12 @@ CANONICAL = "canonical"
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """The handle of a file that was written once and never changes. It contains the bytes of a
-    small file.
+    """The handle of a file that was written once and never changes. For a small file, it contains
+    the bytes.
     """
 
     name: str
-    """Path relative to the root of the flow's store; "" if the content is here."""
+    """Path relative to the root of the flow's store; "" if this handle contains the bytes."""
     size: int
     """Size in bytes."""
     digest: bytes

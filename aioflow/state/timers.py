@@ -2,22 +2,23 @@
 and is part of every checkpoint.
 
 A timer is (timestamp, key, namespace); a second registration of the same timer has no effect.
-Timers fire in order of their timestamps, equal timestamps in order of registration. A timer that is
-registered while others fire, and is due, fires in the same advance.
+Timers fire in order of their timestamps; timers of equal timestamps in order of registration. A due
+timer that is registered while others fire also fires in the same call.
 
 Event time is continuous: while a timer fires, `current_watermark` is that timer's timestamp,
 however far the watermark jumps. So the event time that a timer observes, and the timers that it
-registers, do not depend on the borders of batches.
+registers, do not depend on where batches begin and end.
 
 Timers of one timestamp share a bucket, and the heap orders only distinct timestamps. So the
 thousand keys of a window cost one heap entry, keys are never compared, and a deletion is a dict
-deletion. A bucket is the timer itself while it is alone, then a dict in order of registration. A
-bucket that has begun to fire is iterated in place. Its dict must not change size, so deletions mark
-entries and late registrations go to a second dict.
+deletion. A bucket with one timer is this timer itself. With several timers it is a dict, in order
+of registration. A bucket that has begun to fire is iterated in place. Its dict must not change
+size, so deletions mark entries and late registrations go to a second dict.
 
-Each timer has the number of its registration, which only rises. So a snapshot needs no note of new
-timers: they are those registered after the last snapshot, in the newest buckets and in the few that
-have grown. Only a timer that the last snapshot may contain is reported when it is removed.
+Each timer has the number of its registration, which only rises. So new timers need no notes for a
+snapshot: they are the timers with higher numbers than the last snapshot, in the newest buckets and
+in the few older ones that have grown. Only a timer that the last snapshot may contain is reported
+when it is removed.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from aioflow.state.snapshot import TableMeta
 __all__ = ["NO_TIMER", "Cancelable", "InternalTimerService", "TimerQueue"]
 
 NO_TIMER = MAX_WATERMARK + 1
-"""Value of `next_event_time` without a timer: above every timestamp, so that the fast path is one
-comparison.
+"""Value of `next_event_time` if there is no timer. It is above every timestamp, so that the fast
+path needs one comparison.
 """
 
 FIRED_PER_MAIL = 1024
@@ -54,24 +55,26 @@ processes some thousand records in a turn.
 """
 
 MAIL_MS = 20
-"""Time from which a mail fires no further `FIRED_PER_MAIL` timers."""
+"""Time in ms after which a mail does not fire another `FIRED_PER_MAIL` timers."""
 
 Timer = tuple[Any, Any]
-"""(key, namespace)"""
+"""A timer without its timestamp: (key, namespace)."""
 
 DUE_SAMPLED = 256
-"""Number of timestamps from which the number of due timers is estimated."""
+"""Sample size, in timestamps, for estimating the number of due timers."""
 
 FEW_TIMERS = 8
-"""Number of timers of one timestamp up to which each is deleted when it fires. The first entry of a
-dict is found by a search from its begin.
+"""Maximum number of timers in a bucket that are deleted one by one as they fire. In a larger dict,
+finding the first entry would be a long search past the deleted ones.
 """
 
 _NONE: dict[Timer, int] = {}
 _ALONE = {tuple}
 
 Entry = tuple[int, Any, Any, int]
-"""(timestamp, key, namespace, order): one registration of a timer."""
+"""One registration of a timer: (timestamp, key, namespace, order). `order` is the registration
+number.
+"""
 
 
 class Cancelable(Protocol):
@@ -81,7 +84,7 @@ class Cancelable(Protocol):
 
 
 class TimerBackend(Protocol):
-    """The interface that timers use of a keyed backend."""
+    """The part of a keyed backend's interface that timers use."""
 
     current_key: Any
 
@@ -104,11 +107,13 @@ class Firing:
         self.pending = len(entries)
         """Number of `entries` that are not 0."""
         self.late: dict[Timer, int] = {}
-        """Timers that were registered since."""
+        """Timers that were registered since the bucket began to fire."""
 
 
 Bucket = Entry | dict[Timer, int] | Firing
-"""One timer, or several: timer -> order."""
+"""The timers of one timestamp: a single one, or several as a dict of timer -> order, or
+`Firing`.
+"""
 
 
 class TimerQueue:
@@ -146,12 +151,14 @@ class TimerQueue:
         self.name = name
         self.meta = TableMeta(TIMERS)
         self.order = 0
-        """Order of the last timer, the number of its registration."""
+        """Registration number of the last timer."""
         self.popped = 0
         """Number of timers that were popped because they were due."""
         self.mark = 0
         self.grown: set[int] | None = None
-        """Timestamps of the buckets that got a timer after their first; None if it is not noted."""
+        """Timestamps of the buckets that got further timers after their first. None if this is not
+        noted.
+        """
         self._removed = removed
         self._added = added
         self._heap: list[int] = []
@@ -282,10 +289,10 @@ class TimerQueue:
         return timestamp, timers
 
     def take_all(self) -> Iterator[tuple[int, Any, Any]]:
-        """Removes and yields the present timers, one by one, in firing order.
+        """Removes and yields the current timers, one by one, in firing order.
 
-        Timers that are added meanwhile stay. Each timer stays in the queue until it is yielded, so
-        a timer that is deleted before is not yielded.
+        Timers that are added meanwhile are neither removed nor yielded. Each timer stays in the
+        queue until it is yielded, so a timer that is deleted before that is not yielded.
         """
         newest = self.order
         for timestamp in sorted(self._buckets):
@@ -324,10 +331,10 @@ class TimerQueue:
     def registered(
         self, timestamps: Iterable[int], after: int, upto: int
     ) -> tuple[list[Entry], list[int]]:
-        """Returns the timers that are the only ones at their timestamp (one of `timestamps`), and
-        whose registration number is above `after` and at most `upto`.
+        """Returns the timers of those `timestamps` that have only one timer, if its registration
+        number is above `after` and at most `upto`.
 
-        Also returns those timestamps that have several timers.
+        Also returns the `timestamps` that have several timers.
         """
         buckets = list(map(self._buckets.get, timestamps))
         crowded: list[int] = []
@@ -350,7 +357,7 @@ class TimerQueue:
         at a time.
 
         The number is 0 for a timer that has fired. Timers registered up to number `after` may be
-        left out, and so are those that are added or removed while this runs.
+        left out, and so may timers that are added or removed while this runs.
         """
         bucket = self._buckets.get(timestamp)
         if isinstance(bucket, Firing):
@@ -374,7 +381,9 @@ class TimerQueue:
             yield [bucket[1:3]], [bucket[3]]
 
     def due_about(self, limit: int) -> int:
-        """Returns about how many timers are due at `limit`, by a sample of the timestamps."""
+        """Returns an estimate of how many timers are due at `limit`, from a sample of the
+        timestamps.
+        """
         if self.next_time > limit:
             return 0
         step = max(1, len(self._heap) // DUE_SAMPLED)
@@ -405,7 +414,7 @@ class TimerQueue:
 
     def timestamps(self, after: int) -> list[int]:
         """Returns the timestamps of the buckets whose first timer was registered after number
-        `after`. The result may contain further timestamps.
+        `after`. May also return other timestamps.
         """
         if not after:
             return list(self._buckets)
@@ -488,10 +497,14 @@ class InternalTimerService:
         register_physical: Callable[[int, Callable[[int], None]], Cancelable],
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`now_ms` is the wall clock. Without it a mail fires the timers of its own timestamp."""
+        """Makes the service and attaches it to `backend`. `now_ms` is the wall clock. Without it, a
+        mail fires the timers up to the timestamp for which it was scheduled.
+        """
         self.name = name
         self.current_watermark = MIN_WATERMARK
-        """The watermark reached; while an event-time timer fires, at least its timestamp."""
+        """Current event time. While an event-time timer fires, it is at least the timer's
+        timestamp.
+        """
         self.on_processing_done: Callable[[], None] | None = None
         """Called after a run of processing-time timers, to emit their output as one batch."""
         self._backend = backend
@@ -501,7 +514,7 @@ class InternalTimerService:
         self._now_ms = _no_clock if now_ms is None else now_ms
         self._fired_per_mail = FIRED_PER_MAIL
         self._goal = MIN_WATERMARK
-        """The watermark whose timers fire now, or fired last."""
+        """The watermark up to which timers are firing now, or fired last."""
         self._physical: Cancelable | None = None
         self._physical_time = NO_TIMER
         self.attach(TimerQueue(), TimerQueue(), MIN_WATERMARK)
@@ -514,12 +527,14 @@ class InternalTimerService:
 
     @property
     def event_time_done(self) -> int:
-        """Event time before which all timers have fired, also while due timers fire."""
+        """The latest event time up to which all timers have fired. It is exact even while due
+        timers are firing.
+        """
         return min(self.current_watermark, self._event.next_time - 1)
 
     @property
     def left_to_fire(self) -> int:
-        """About the number of event-time timers that are due, but have not fired yet."""
+        """Approximate number of event-time timers that are due, but have not fired yet."""
         return self._event.due_about(self._goal)
 
     @property
@@ -580,10 +595,10 @@ class InternalTimerService:
         return due
 
     def take_waiting(self) -> Iterator[tuple[int, Any, Any]]:
-        """Removes and yields the present processing-time timers in order, because no clock will
-        reach them.
+        """Removes and yields the pending processing-time timers in order. Called at the end of the
+        input, when no clock will reach them.
 
-        Sets the current key to that of the timer; does not call the callback. Timers that are
+        Sets the current key to the key of each timer; does not call the callback. Timers that are
         registered meanwhile are kept and not yielded.
         """
         for timer in self._processing.take_all():
@@ -621,11 +636,12 @@ class InternalTimerService:
         return sorted(self._processing.items(), key=_timestamp)
 
     def attach(self, event: TimerQueue, processing: TimerQueue, watermark: int) -> None:
-        """Takes over these timers and the event time `watermark`, so that late records stay late.
+        """Replaces the timers and the event time of the service by these. So records that were late
+        before a restore are still late.
 
-        After a drain, the watermark stands at the end of time. The service then resets it, because
-        otherwise every later record would be late. The backend calls this for each new service.
-        Overdue processing-time timers fire with the first mail.
+        After a drain, the stored event time is the end of time. The service then resets it, because
+        otherwise every record would be late. The backend calls this for each new service. Overdue
+        processing-time timers fire with the first mail.
         """
         self._event, self._processing = event, processing
         # Functions may call these for each element, so they are the queue's own methods.
@@ -634,7 +650,7 @@ class InternalTimerService:
         self._schedule()
 
     def close(self) -> None:
-        """Cancels the physical timer; no timer fires any more."""
+        """Cancels the physical timer. No further timer fires."""
         if self._physical is not None:
             self._physical.cancel()
             self._physical = None

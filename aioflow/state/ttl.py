@@ -1,14 +1,15 @@
 """Times to live: keyed state whose values expire some time after they were last written.
 
 Values are stored as `(written_ms, value)`; elements of a list and entries of a map have their own
-times. A write refreshes the time, and with `refresh_on_read` also each read. Expired values are
-never returned, unless `return_expired` shows them until they are removed. An expired value is
-removed when it is accessed (not with `return_expired`); writes also remove others, and a snapshot
-leaves expired values out. The task removes others too, from time to time (`TimedView.expire`).
+times. Each write refreshes the time, and with `refresh_on_read` each read does too. Expired values
+are never returned, except with `return_expired`, until they are removed. An expired value is
+removed when it is accessed (not with `return_expired`). A write also removes expired values of
+other keys, and a snapshot leaves expired values out. From time to time the task removes some too
+(`TimedView.expire`).
 
 Two indexes find the values to remove. `ExpiryIndex` groups writes into coarse slices of time, so
-that each removal finds expired values and no table is ever scanned. It names every key, so it is
-for tables in memory. `SweepIndex` reads a larger table in passes, some rows every few writes.
+that expired values are found without scanning a table. It contains every key, so it is for tables
+in memory. `SweepIndex` reads a larger table again and again, some rows every few writes.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from aioflow.state.views import (
 __all__ = ["VIEWS", "ExpiryIndex", "SweepIndex", "TimedView", "convert"]
 
 REMOVED_PER_WRITE = 4
-"""Maximum number of expired values that one write removes. It is above the one value that a write
-adds, so the backlog shrinks.
+"""Maximum number of expired values that one write removes. A write adds at most one value, so the
+number of expired values shrinks.
 """
 
 SLICES = 8
@@ -46,19 +47,21 @@ SWEEP_WRITES = 16
 """Number of writes between two steps of a sweep."""
 
 SWEEP_ROWS = 64
-"""Number of rows read in a step. With four rows a write, a pass comes to its end even if the table
-grows. At most a third of the rows of a full table have expired.
+"""Number of rows read in a step of a sweep.
+
+These are four rows a write, so a pass ends even if the table grows. At most a third of the rows of
+a full table have expired.
 """
 
 
 EXPIRED_A_STEP = 256
-"""Number of values that the task removes at once: about 1 ms."""
+"""Maximum number of values that the task removes at once, which takes about 1 ms."""
 
 STEP_MS = 20
 """Time between two steps of the task while there is more to remove."""
 
 WAIT_MS_MAX = 3_600_000
-"""Longest time between two searches of the task."""
+"""Longest time between two searches of the task for expired values."""
 
 
 class ExpiryIndex:
@@ -85,11 +88,13 @@ class ExpiryIndex:
         self._slices: dict[int, dict[tuple[Any, Any], None]] = {}
         self._oldest_end: int | None = None
         self._latest: dict[tuple[Any, Any], None] = {}
-        """The slice of the last write, from `_latest_begin` to before `_latest_end`."""
+        """The pairs of the latest slice, which lasts from `_latest_begin` to before
+        `_latest_end`.
+        """
         self._latest_begin = self._latest_end = 0
         self.quiet_from_ms = self.quiet_until_ms = 0
-        """From `quiet_from_ms` to before `quiet_until_ms`, a second write of a value is of no
-        interest: the value is in the slice of now, and no slice has ended.
+        """From `quiet_from_ms` to before `quiet_until_ms`, a second write of a value need not be
+        noted: the value is already in the current slice, and no slice has expired.
         """
 
     def note(self, namespace: Any, key: Any, written_ms: int) -> None:
@@ -121,10 +126,10 @@ class ExpiryIndex:
         self._find_quiet()
 
     def take_ended(self, now_ms: int, limit: int) -> list[tuple[Any, Any]]:
-        """Removes and returns up to `limit` (namespace, key) whose writes in one slice have all
+        """Removes and returns up to `limit` pairs (namespace, key) of a slice whose writes have all
         expired.
 
-        Each pair is returned once.
+        Each pair is returned once per slice.
         """
         if self._oldest_end is None or now_ms < self._oldest_end:
             return []
@@ -140,7 +145,9 @@ class ExpiryIndex:
         return taken
 
     def step(self, now_ms: int) -> tuple[Sequence[tuple[Any, Any]], bool]:
-        """Removes and returns some expired values, and whether there may be more."""
+        """Removes and returns some (namespace, key) that may have expired, and whether there may be
+        more.
+        """
         taken = self.take_ended(now_ms, EXPIRED_A_STEP)
         return taken, bool(taken)
 
@@ -159,14 +166,14 @@ class ExpiryIndex:
 class SweepIndex:
     """Finds expired values by passes over a table that may be larger than memory.
 
-    A pass begins at most `SLICES` times in a time to live.
+    At most `SLICES` passes begin in a time to live.
     """
 
     __slots__ = ("_alive", "_chunks", "_due_ms", "_pass", "_width", "_writes")
 
     quiet_from_ms: ClassVar[int] = 0
     quiet_until_ms: ClassVar[int] = 0
-    """Every write counts."""
+    """An empty interval: every write is passed to `written`."""
 
     def __init__(
         self,
@@ -174,17 +181,21 @@ class SweepIndex:
         chunks: Callable[[int], Iterator[list[tuple[Any, Any, Any]]]],
         alive: Callable[[Any, int], Any],
     ) -> None:
-        """`chunks`: see `Table`. `alive(stored, now_ms)` returns the unexpired part."""
+        """For `chunks` see `Table`. `alive(stored, now_ms)` returns the unexpired part of a stored
+        value, or `MISSING`.
+        """
         self._width = max(1, ttl_ms // SLICES)
         self._chunks = chunks
         self._alive = alive
         self._pass: Iterator[list[tuple[Any, Any, Any]]] | None = None
         self._due_ms: int | None = None
-        """Earliest time of the next pass; None: at once."""
+        """Earliest time of the next pass, or None if it may begin at once."""
         self._writes = 0
 
     def written(self, namespace: Any, key: Any, now_ms: int) -> Sequence[tuple[Any, Any]]:
-        """Counts a write. If that is due, reads some rows and returns the expired values."""
+        """Counts a write. Every `SWEEP_WRITES` writes, also reads some rows and returns those that
+        have expired.
+        """
         self._writes += 1
         if self._writes < SWEEP_WRITES:
             return ()
@@ -192,7 +203,9 @@ class SweepIndex:
         return self._read(now_ms) or ()
 
     def step(self, now_ms: int) -> tuple[Sequence[tuple[Any, Any]], bool]:
-        """Does the same, without regard to writes, and also returns whether the pass goes on."""
+        """Reads some rows and returns those that have expired, and whether the pass goes on. Does
+        not depend on the number of writes.
+        """
         ended: list[tuple[Any, Any]] = []
         for _ in range(EXPIRED_A_STEP // SWEEP_ROWS):
             some = self._read(now_ms)
@@ -202,7 +215,9 @@ class SweepIndex:
         return ended, True
 
     def _read(self, now_ms: int) -> list[tuple[Any, Any]] | None:
-        """Reads some rows and returns the expired values. Returns None if no pass is due."""
+        """Reads some rows and returns (namespace, key) of the expired ones. Returns None at the end
+        of a pass, or if none is due.
+        """
         if self._pass is None:
             if self._due_ms is not None and now_ms < self._due_ms:
                 return None
@@ -270,7 +285,9 @@ class TimedView(View):
         return lambda stored: self.alive(stored, now)
 
     def expire(self) -> int:
-        """Removes some expired values, of any key, and returns the ms until the next call."""
+        """Removes some expired values, of any key, and returns the time in ms until the next
+        call.
+        """
         now = self._now_ms()
         ended, goes_on = self._index.step(now)
         for namespace, key in ended:
@@ -505,7 +522,7 @@ class TimedMapView(TimedView, MapView):
 
 
 class TimedReducingView(TimedView, ReducingView):
-    """`ReducingState` with a time to live: each `add` refreshes all of it."""
+    """`ReducingState` with a time to live: each `add` refreshes the whole value."""
 
     __slots__ = ()
 
@@ -525,7 +542,7 @@ class TimedReducingView(TimedView, ReducingView):
 
 
 class TimedAggregatingView(TimedView, AggregatingView):
-    """`AggregatingState` with a time to live: each `add` refreshes all of it."""
+    """`AggregatingState` with a time to live: each `add` refreshes the whole value."""
 
     __slots__ = ()
 
@@ -560,7 +577,9 @@ register_namespaced(
 
 
 def convert(table: Table, kind: str, now_ms: int | None) -> None:
-    """Adds the time `now_ms` to the values of an untimed table, or with None removes all times."""
+    """Adds the write time `now_ms` to the values of an untimed table. If it is None, removes the
+    times of a timed table.
+    """
     table.index = None
     for namespace in table.namespaces():
         for key, stored in list(table.peek(namespace).items()):

@@ -1,10 +1,10 @@
 """The five kinds of keyed state as views of a table of dicts, for the current key.
 
-A view reads through `_entries` and writes through `_store`, after it has noted in `_dirty` that the
-key changes. In namespace None the first two are the dict of the table, so that `value()` is one
-dict lookup. While a snapshot is unfinished, `_entries` and `_dirty` are a guard (`changes`). In any
-other namespace they are looked up at each access, because namespaces are created and dropped:
-reading never creates a namespace, and clearing the last key drops it.
+A view reads through `_entries`. It writes through `_store`, after it has noted in `_dirty` that the
+key changes. In namespace None, `_entries` and `_store` are the dict of the table, so that `value()`
+is one dict lookup. While a snapshot is unfinished, `_entries` and `_dirty` are guards (see
+`changes`). In any other namespace all three are looked up at each access, because namespaces are
+created and dropped: reading never creates a namespace, and clearing the last key drops it.
 
 Views own the stored values: a list or map is returned as a copy, so a change takes effect only when
 it is written back.
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Owner(Protocol):
-    """The interface that a view uses of the backend."""
+    """The part of the backend's interface that a view uses."""
 
     current_key: Any
 
@@ -45,17 +45,18 @@ class Owner(Protocol):
 
 
 class Table(Protocol):
-    """The interface that a view uses of the table."""
+    """The part of the table's interface that a view uses."""
 
     index: Any
-    """Index of the views with a time to live; None until there is one."""
+    """The index of expiry times for a view with a time to live; None without such a view."""
 
     def of_key(self, namespace: Any, key: Any) -> dict[Any, Any]: ...
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]: ...
     def namespaces(self) -> list[Any]: ...
     @property
     def chunks(self) -> Callable[[int], Iterator[list[tuple[Any, Any, Any]]]] | None:
-        """Reads all (namespace, key, value) in lists of up to a size, while the table may change.
+        """A function that yields all (namespace, key, value) in lists of up to a given size. The
+        table may change between two lists.
 
         None for a table that is in memory.
         """
@@ -87,9 +88,9 @@ class View:
         self.prepare()
 
     def bind(self) -> None:
-        """Binds the view to the table's present dicts of namespace None.
+        """Binds the view to the table's current dicts of namespace None.
 
-        Called again whenever these are replaced.
+        Called again whenever these dicts are replaced.
         """
         table = self._table
         self._entries, self._store, self._dirty = (
@@ -104,7 +105,7 @@ class View:
         return self._table
 
     def prepare(self) -> None:
-        """Reads those attributes of the descriptor that the view needs."""
+        """Reads the attributes of the descriptor that the view needs."""
 
     def in_namespace(self, namespace: Any) -> View:
         """Returns a view of the same state in another namespace."""
@@ -129,9 +130,9 @@ class View:
         return MISSING
 
     def still_alive(self) -> Callable[[Any], Any] | None:
-        """Returns a function from a stored value to its unexpired part, or `MISSING`.
+        """Returns a function that returns the unexpired part of a stored value, or `MISSING`.
 
-        Returns None without a time to live.
+        Returns None if the state has no time to live.
         """
         return None
 
@@ -170,7 +171,7 @@ class ValueViewCopyingDefault(ValueView):
     def prepare(self) -> None:
         super().prepare()
         self._handed: Any = None
-        """The last copy handed out that is still to be compared, if any."""
+        """The last returned copy of the default, if it must still be compared with the default."""
         self._forgotten = ForgottenDefault(self.descriptor.name)
 
     def value(self) -> Any:
@@ -222,7 +223,9 @@ class ListView(View):
             self.extend(added)
 
     def extend(self, added: list[Any]) -> None:
-        """Appends stored elements to the list of the current key. The state keeps `added`."""
+        """Appends `added`, as stored elements, to the list of the current key. The state keeps the
+        list `added`.
+        """
         key = self._backend.current_key
         if (dirty := self._dirty) is not None and key not in dirty:
             dirty[key] = key in self._entries
