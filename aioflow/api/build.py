@@ -1,8 +1,8 @@
 """Adds operators to the graph of a flow. All methods of streams use it.
 
-`connect(other, read_first=...)` is checked here: sources of one side wait until the other side is
-read. This cannot work if a source would wait for itself, directly or through other such operators.
-It cannot work either if the end of the first side would never be known.
+`connect(other, read_first=...)` is checked here: sources of one side wait until all elements of the
+other side were read. This cannot work if a source would wait for itself, directly or through other
+such operators. Nor can it work if the job could never tell that the first side was read.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def add_operator(
 
     `inputs` has a list of streams for each input; several streams are a union. The operator has
     keyed state if all its streams come straight from a `key_by`, unless `keyed` says otherwise. It
-    has event time if all its streams have, unless `event_time` says otherwise.
+    has event time if all its streams have it, unless `event_time` says otherwise.
     """
     name = options.name or name_of(kind, function)
     check_parallelism(options.name or kind, options.parallelism)
@@ -444,9 +444,9 @@ def check_read_first(
 def _check_ends(
     graph: StreamGraph, node: StreamNode, read_first: str, *, becomes_idle: bool = True
 ) -> None:
-    """Raises GraphError if the stream of `node` would never be known to be read.
+    """Raises GraphError if the job could never tell that the stream of `node` was read to its end.
 
-    `becomes_idle` is false below an operator that reports no idleness.
+    `becomes_idle` is false upstream of an operator that reports no idleness.
     """
     source, strategy = node.source, node.watermarks
     if source is not None:
@@ -469,7 +469,7 @@ def _check_ends(
 
 
 def _waits(graph: StreamGraph) -> dict[int, list[int]]:
-    """Returns the sources that each waiting source waits for."""
+    """Returns, for each source that has to wait, the sources that it waits for."""
     waits: dict[int, list[int]] = {}
     for node in graph.nodes.values():
         if node.read_first is not None:
@@ -482,7 +482,7 @@ def _waits(graph: StreamGraph) -> dict[int, list[int]]:
 
 
 def _sources(graph: StreamGraph, nodes: Iterable[int]) -> list[int]:
-    """Returns the sources above `nodes`."""
+    """Returns the sources upstream of `nodes`."""
     found: dict[int, None] = {}
     left = list(nodes)
     while left:

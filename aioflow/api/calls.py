@@ -153,7 +153,7 @@ def _is_function_class(fn: Any) -> bool:
 def _asynchronous_factory(
     kind: StatelessKind, function: Any, options: dict[str, Any]
 ) -> Callable[[], Operator] | None:
-    """Returns the factory of the operator that `options` ask for.
+    """Returns the factory of the operator that calls `function` with `options`.
 
     Returns None if the function runs inline, fused with its neighbours.
     """

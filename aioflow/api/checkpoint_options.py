@@ -257,7 +257,7 @@ def checkpoint_key(given: bytes | PathLike[str] | None) -> bytes | None:
 
 
 def store_url(where: str | PathLike[str], option: str) -> str:
-    """Returns `where` as a URL. Without a scheme it is a directory of this machine.
+    """Returns `where` as a URL. A text without a scheme names a directory of this machine.
 
     `option` names the argument in errors. Raises TypeError, or ValueError for an unknown scheme.
     """
@@ -308,9 +308,9 @@ def store_url(where: str | PathLike[str], option: str) -> str:
 
 
 def shown_path(url: str) -> str:
-    """Returns the path of a directory of this machine, otherwise the URL itself.
+    """Returns the path for a `file://` URL, and any other URL unchanged.
 
-    Users pass either to other calls.
+    Other calls take both forms, for example as `restore=`.
     """
     return unquote(url.removeprefix("file://")) if url.startswith("file:///") else url
 

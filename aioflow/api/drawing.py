@@ -1,7 +1,7 @@
 """Shows a flow: as text, as a Mermaid flowchart, as an SVG picture, and in a notebook.
 
 A notebook shows a flow as its picture, a stream as its schema and first rows, and a job as a table
-of its tasks. Nothing runs for it.
+of its tasks. Showing them runs nothing.
 
 The picture shows producers left and consumers right, each task as a box with its chained operators.
 A task stands one layer right of its farthest producer. An arrow that crosses a layer has a place of
@@ -375,7 +375,7 @@ COLUMNS = {
 
 
 def show_flow(graph: StreamGraph) -> dict[str, str]:
-    """Returns the picture of a flow; the text of the error if the flow is not complete."""
+    """Returns the picture of a flow, or the text of the error if the flow is not complete."""
     if not graph.nodes:
         return {}
     try:

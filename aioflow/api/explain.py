@@ -142,7 +142,7 @@ def _how(
 ) -> tuple[str, bool]:
     """Returns how an operator runs, and whether it emits columns.
 
-    `columns` tells whether the operator receives columns. If it does not, `given` is the reason.
+    `columns` tells whether the operator receives columns. `given` is the reason if it does not.
     `of_columns` tells whether any source of the flow may produce columns, so that advice about them
     is useful.
     """

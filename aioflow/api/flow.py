@@ -73,7 +73,8 @@ class ArrowFrame(Protocol):
 class Flow:
     """A dataflow program.
 
-    `parallelism` is the default of its operators, `max_parallelism` the number of key groups.
+    `parallelism` is the default parallelism of its operators, `max_parallelism` the number of key
+    groups.
     """
 
     def __init__(self, name: str, *, parallelism: int = 1, max_parallelism: int = 128) -> None:
@@ -223,8 +224,8 @@ class Flow:
         `what` is a Source, a re-iterable such as a list, a table of pandas, polars or Arrow, or a
         function that returns an iterator or an async iterator. Rows of a table are read as dicts. A
         function with one parameter `position` that yields `(value, position)` can be replayed after
-        a restart, any other cannot. An iterable is one split, read by one subtask; the flow's
-        parallelism begins after it.
+        a restart, any other cannot. One subtask reads an iterable, as a single split; the operators
+        after it have the flow's parallelism.
         """
         source = as_source(what)
         if any(node.source and node.source.given is what for node in self._graph.nodes.values()):
@@ -306,15 +307,15 @@ class Flow:
         of Arrow, pandas or polars. Rows of the result are dicts. `functions` has Python functions
         that the query may call, by name; an `async def` is awaited. `schemas` declares the
         columns of tables: a dataclass or the like, an Arrow schema, or a dict of names to types.
-        `ttl` is how long a join of whole streams keeps its rows.
+        `ttl` is how long a join without a window or time bounds keeps its rows.
 
         A query whose rows change, such as a GROUP BY without a window, needs `updates=True`. Its
-        elements are `af.Upsert`: the latest row of a key, or None if that row is gone. Sinks of
+        elements are `af.Upsert`: the latest row of a key, or None if the row was deleted. Sinks of
         tables write them with `mode="upsert"`. With `updates="changes"` the elements are
         `af.Change`, which also have the row before. Rows without a key, such as those of a LEFT
         JOIN, need `updates="changes"`.
 
-        Raises SqlError at the place in the query. Needs the extra `[sql]`.
+        Raises SqlError, which shows the place in the query. Needs the extra `[sql]`.
         """
         return _sql().sql(self, query, tables, functions, schemas, ttl, updates)
 
@@ -333,10 +334,10 @@ class Flow:
         Statements end with `;`. CREATE TABLE names a connector of `af.io`, with its arguments as
         options: `WITH ('connector' = 'kafka', 'topic' = 'bids', ...)`. `${NAME}` in an option is a
         variable of the environment. CREATE VIEW names a query, and `INSERT INTO t SELECT ...`
-        writes one. All INSERTs are one job. `SET 'ttl' = '1h'` gives `ttl=` of `sql`. The other
+        writes one. All INSERTs are one job. `SET 'ttl' = '1h'` sets the argument `ttl=`. All
         arguments are as for `sql`.
 
-        Raises SqlError at the place in the script. Needs the extra `[sql]`.
+        Raises SqlError, which shows the place in the script. Needs the extra `[sql]`.
         """
         _sql().script(self, script, tables, functions, schemas, ttl)
 
@@ -345,11 +346,11 @@ class Flow:
     def run(self, **options: Unpack[RunArguments]) -> AbstractAsyncContextManager[Job]:
         """Runs the flow in this loop: `async with flow.run() as job`.
 
-        The options are those of `af.RunArguments`. Entering waits until every operator is open, and
-        raises the error of one that failed. Leaving the block raises the error of a job that has
-        failed. Otherwise it waits for the end if all sources are bounded, or stops the job, for at
-        most `stop_timeout`. A function as a source counts as endless: if it has not ended, a
-        warning says how much of it was read. Leaving by an exception cancels the job.
+        The options are those of `af.RunArguments`. Entering waits until every operator is open. If
+        an operator fails to open, its error is raised. Leaving the block raises the error of a job
+        that has failed. Otherwise it waits for the end if all sources are bounded, or stops the
+        job, for at most `stop_timeout`. A function as a source counts as endless: if it has not
+        ended, a warning says how much of it was read. Leaving by an exception cancels the job.
         """
         return Entering(self.name, self._run(self._graph, options, in_block=True))
 
@@ -491,7 +492,7 @@ def _journal(
 ) -> Journal | None:
     """Returns the journal of a source for one run, None if the run has none.
 
-    `pushed`: the uids of all sources of the flow that may have one.
+    `pushed`: the uids of all sources of the flow that may have a journal.
     """
     settings = options.checkpoint_settings()
     elsewhere = options.on is not None and not isinstance(source, PushSource)

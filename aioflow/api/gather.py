@@ -42,11 +42,11 @@ class Collected:
 
     rows: list[Any] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
-    """Number of rows that came before the barrier of each checkpoint, by its number."""
+    """Number of rows that came before the barrier of each checkpoint, by checkpoint number."""
     complete: int = 0
     """Number of rows when the input of an attempt ended.
 
-    Later checkpoints cover all of them, without a barrier.
+    Later checkpoints cover all these rows, although they send no barrier.
     """
 
 

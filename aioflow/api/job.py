@@ -2,7 +2,7 @@
 runs.
 
 `flow.run()` returns an `Entering`: a run that begins when `async with` enters it. Any other use of
-that raises an error that says so.
+an `Entering` raises an error that shows the right one.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ NEVER_ENTERED = (
 )
 
 CANCEL_TIMEOUT_S = 60.0
-"""Maximum time for a cancelled job to end after its block was left, before it is given up. Its
-tasks take less to close.
+"""Maximum time for a cancelled job to end after its block was left, before the wait for it ends.
+Tasks need less time to close.
 """
 
 
@@ -82,8 +82,8 @@ tasks take less to close.
 class JobResult:
     """The result of a job that has ended.
 
-    `duration_ms` is wall-clock time from its creation to its end. `startup_ms` is the part of it
-    until all operators were open; `restarts` counts failovers. `savepoint` is the path of the
+    `duration_ms` is wall-clock time from its creation to its end. `startup_ms` is the part of this
+    time until all operators were open; `restarts` counts failovers. `savepoint` is the path of the
     savepoint with which the job was stopped, or None.
     """
 
@@ -122,8 +122,8 @@ class Job:
         """Number of calls that wait for the end, and raise the error of a failed job."""
         self._loop = asyncio.get_running_loop()
         self.entered: object = None
-        """The run as it was entered. A cell of a notebook keeps no name of it: its end would cancel
-        the job.
+        """The `Entering` that was entered. The reference keeps it alive in a notebook, where no
+        name may refer to it: its deletion would cancel the job.
         """
 
     def _repr_html_(self) -> str:
@@ -192,8 +192,8 @@ class Job:
             yield
 
     async def start(self) -> None:
-        """Deploys the job, and waits until every operator is open. Raises the error of one that
-        failed.
+        """Deploys the job, and waits until every operator is open. Raises the error of an operator
+        that failed to open.
         """
         for stream in self._options.subscribe:
             key = self._streams.places(stream)
@@ -316,8 +316,8 @@ class Job:
     async def abort(self) -> None:
         """Cancels the job, and waits until everything is released.
 
-        Used when `async with flow.run()` is left by an exception, which is the error that is
-        raised. A JobNotRunning because the job failed gives way to the error of the job.
+        Used when an exception leaves `async with flow.run()`. The caller raises that exception. If
+        it is a JobNotRunning because the job failed, the caller raises the job's own error instead.
         """
         self._cluster.job_master.cancel()
         await self._ended()
@@ -325,7 +325,7 @@ class Job:
     async def _ended(self) -> None:
         """Waits for the runner, however it ends.
 
-        A cancellation of this call cancels the job, but the call still waits for its end.
+        Cancelling this call cancels the job, but the call still waits for the end of the job.
         """
         assert self._runner is not None
         cancelled: asyncio.CancelledError | None = None
@@ -380,7 +380,7 @@ class Job:
     async def cancel(self) -> None:
         """Cancels the job, and waits until its tasks have ended.
 
-        A job that is over stays as it is.
+        Does nothing if the job is over.
         """
         self._check_loop("cancel()")
         self._cluster.job_master.cancel()
@@ -481,13 +481,13 @@ class Job:
         *,
         workers: int | None = None,
     ) -> None:
-        """Lets the job go on at another parallelism, and returns once all new tasks run.
+        """Changes the parallelism of the running job, and returns once all new tasks run.
 
         `rescale(parallelism=4)` replaces the parallelism of the flow. Operators with a parallelism
-        of their own keep it. `rescale("uid", 4)` is for the task with that operator, which is named
-        by its uid or by the stream that it makes. `rescale(workers=4)` is for a job with
-        `workers=N`. The parallelism of the flow then changes in the same ratio, up to
-        `max_parallelism`, unless it is given too.
+        of their own keep it. `rescale("uid", 4)` changes the task that contains an operator, given
+        by its uid or its output stream. `rescale(workers=4)` is for a job with `workers=N`. The
+        parallelism of the flow then changes in the same ratio, up to `max_parallelism`, unless it
+        is given too.
 
         The job keeps its id, its handle and its subscriptions. It stops at a checkpoint and goes on
         from there, so no element is lost or processed twice. Sources are paused from the barrier of

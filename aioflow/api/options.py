@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["RunArguments", "RunOptions", "Runner", "parse_options"]
 
 COLLECTED = ".collected"
-"""Folder in a store for runs that only collect. No flow can have this place: see `encode_flow`."""
+"""Folder in a store for runs that only collect. No flow can have this folder: see `encode_flow`."""
 
 POLICIES = ("no_restart", "fixed_delay", "exponential_delay", "failure_rate")
 """Names of the functions of `aioflow` that make a restart policy."""
@@ -132,7 +132,8 @@ class RunOptions(CheckpointOptions):
     restart: RestartPolicy = field(default_factory=no_restart)
     """Policy that says when a failed job restarts.
 
-    With `checkpoints` the default is `af.exponential_delay()`, once all tasks have run.
+    With `checkpoints` the default is `af.exponential_delay()`, which applies once all tasks have
+    run.
     """
     monitor: str | None = None
     """Address `"HOST:PORT"` at which the dashboard, REST and `/metrics` are served during the
@@ -239,7 +240,7 @@ class RunOptions(CheckpointOptions):
 def parse_options(given: Mapping[str, Any]) -> RunOptions:
     """Returns `RunOptions` from keyword arguments.
 
-    Raises TypeError for an unknown one, naming the most similar that exists.
+    Raises TypeError for an unknown option, and names the most similar one that exists.
     """
     _check_names(given)
     options = RunOptions(**given)

@@ -36,9 +36,9 @@ def run(flow: Flow, **options: Unpack[RunArguments]) -> JobResult:
     sources end, and everything that they have emitted is processed. With checkpoints the job ends
     with a savepoint. The second signal cancels the job. A job that is still starting is stopped as
     soon as it has started, and is cancelled if this takes 30 s. No other function of this package
-    handles signals. Until it returns, Python's garbage collector is set as by `af.tune_gc`, unless
-    the program has set it. Raises the error of a failed job, and KeyboardInterrupt if the second
-    signal, or the first one during a long start, has ended it.
+    handles signals. Until `run` returns, Python's garbage collector is set as by `af.tune_gc`,
+    unless the program has set it. Raises the error of a failed job. Raises KeyboardInterrupt if the
+    second signal, or the first one during a long start, has cancelled the job.
     """
     if not hasattr(flow, "run"):
         if asyncio.iscoroutine(flow):
@@ -76,9 +76,9 @@ async def _run(flow: Flow, options: RunArguments) -> JobResult:
 class Signals:
     """Handles signals while entered: the first one stops the job, and the second one cancels it.
 
-    A job that is still starting is stopped as soon as it has started: nothing of it is lost, and
-    workers end in order. After `START_S` it is cancelled. `on_stop` is called once, at the first
-    signal: stopping may take a while, and the sender of the signal should see that it arrived.
+    A job that is still starting is stopped once it has started, so that no data is lost and workers
+    end in order. After `START_S` it is cancelled. `on_stop` is called once, at the first signal:
+    stopping may take a while, and the sender of the signal should see that it arrived.
     """
 
     def __init__(self, on_stop: Callable[[], None] | None = None) -> None:
@@ -90,7 +90,7 @@ class Signals:
         self._installed: list[signal.Signals] = []
         self._deadline: asyncio.TimerHandle | None = None
         self._is_late = False
-        """Whether a job was cancelled that had not started in time."""
+        """Whether the job was cancelled because it had not started in time."""
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()

@@ -4,10 +4,10 @@ A setting has the name of an option of the command line. `--checkpoint-key-file`
 `AIOFLOW_CHECKPOINT_KEY_FILE` in the environment, and `checkpoint-key-file` in the file. The file is
 `aioflow.toml` of the current directory, otherwise the table `tool.aioflow` of its `pyproject.toml`.
 `AIOFLOW_CONFIG` names another file; with an empty text there is none. A table with the name of a
-command counts for this command only. The environment counts before the file.
+command applies to this command only. The environment takes precedence over the file.
 
-Options that belong to one start are no settings: a `fresh` in a file would discard the state at
-each restart.
+Options for a single start cannot be settings: a `fresh` in a file would discard the state at each
+restart.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class RunSetting(NamedTuple):
     metavar: str
     help: str
     of_cluster: bool = True
-    """Whether a job of a cluster has it too."""
+    """Whether jobs of a cluster accept the setting too."""
 
 
 RUN_SETTINGS = {
@@ -169,8 +169,8 @@ RUN_SETTINGS = {
         "network_memory", str, "SIZE", "memory for data between tasks (64MiB)", of_cluster=False
     ),
 }
-"""Options of `flow.run` by their name on the command line, except those with a check of their own
-below.
+"""Options of `flow.run` by their name on the command line. Options with a check of their own are
+only in `OF_RUN`.
 """
 
 OF_RUN = frozenset(
@@ -201,7 +201,9 @@ def variable_of(name: str) -> str:
 
 _GROUPS = {name.partition(".")[0] for name in CONFIGURATION}
 _OF_ONE_START = ("fresh", "restore", "allow-non-restored", "quiet", "traceback")
-"""Options that are no settings. One that is silently ignored could cost the state of a job."""
+"""Options for a single start, which are refused as settings. Silently ignoring one could cost the
+state of a job.
+"""
 
 _NAME_OF = {variable_of(name): name for name in NAMES}
 _OTHERS = {
@@ -210,7 +212,9 @@ _OTHERS = {
     "AIOFLOW_SECRET_FD",
     "AIOFLOW_MAIN_THREAD_OF",
 }
-"""Variables with this prefix that are no settings; the last two pass between processes."""
+"""Variables with this prefix that are no settings; the last two are set by processes for those that
+they start.
+"""
 
 _ONE_START = ": it belongs to one start, so give --{} on the command line"
 _OPTION = "; expected the name of an option, see aioflow COMMAND --help"
@@ -247,8 +251,8 @@ def read_settings(environ: Mapping[str, str], directory: Path) -> Settings:
     """Returns the settings of a process with this environment and directory.
 
     A variable that resembles no setting belongs to the user's program, and is left alone. Raises
-    ValueError for one that resembles a setting, for an unknown name in the file, and for a file
-    that cannot be read.
+    ValueError for a variable that resembles a setting, for an unknown name in the file, and for a
+    file that cannot be read.
     """
     environment: dict[str, Found] = {}
     for variable in sorted(environ):

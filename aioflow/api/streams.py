@@ -141,13 +141,14 @@ S = TypeVar("S")
 ACC = TypeVar("ACC")
 
 Elements: TypeAlias = Iterable[U] | AsyncIterable[U] | Awaitable[Iterable[U] | None] | None
-"""What a process function may give back: also as a generator, and of either kind by `async def`."""
+"""What a process function may return: None, an iterable or a generator, also from an `async def`.
+"""
 
 LATE = OutputTag[Any]("late elements")
 """Tag of the side output that `.late` reads."""
 
 METHODS = {ShipStrategy.GLOBAL: "global_", ShipStrategy.CUSTOM: "partition_custom"}
-"""Names of methods that partition a stream, where they differ from the strategy's name."""
+"""Names of methods that partition a stream, if the name differs from the strategy's."""
 
 KEYS = "where(key of the left).equal_to(key of the right)"
 
@@ -676,7 +677,9 @@ class DataStream(Generic[T]):
         return self._partitioned(ShipStrategy.CUSTOM, fn)
 
     def start_new_chain(self) -> DataStream[T]:
-        """Makes the operator that made this stream start a new task."""
+        """Starts a new task with the operator of this stream: it is not chained to operators
+        upstream.
+        """
         return self._chained(Chaining.HEAD)
 
     def disable_chaining(self) -> DataStream[T]:
@@ -1125,8 +1128,8 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[R]:
-        """Emits one element for each element: `f1` for elements of the left, `f2` for those of the
-        right.
+        """Emits `f1(element)` for each element of the left stream, and `f2(element)` for each of
+        the right.
         """
         return self._rows(StatelessKind.MAP, f1, f2, OperatorOptions(name, uid, parallelism))
 
@@ -1139,7 +1142,9 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[R]:
-        """Emits any number of elements for each element: `f1` for the left, `f2` for the right."""
+        """Emits all elements of `f1(element)` for the left stream, and of `f2(element)` for the
+        right.
+        """
         return self._rows(StatelessKind.FLAT_MAP, f1, f2, OperatorOptions(name, uid, parallelism))
 
     def process(
@@ -1345,7 +1350,7 @@ class WindowedStream(HalfStream, Generic[K, T]):
     ) -> WindowResults[Any, T]:
         """Emits a `WindowResult(key, start, end, value)` for each window, with timestamp `end - 1`.
 
-        `window_fn(key, window, value)` makes another result from it.
+        With `window_fn`, emits `window_fn(key, window, value)` instead.
         """
         from aioflow.operators.window.plan import ReduceAggregate
 
@@ -1616,7 +1621,8 @@ class JoinedStreams(_TwoStreams[T, U]):
 
         It is short for `pairs()` and `select`. If `name=`, `uid=` and `parallelism=` are no
         expressions, they are options of the join, which has the state. `on_error=tag` applies to
-        the columns. To give a column such a name as well, write `pairs(uid="met").select(uid=...)`.
+        the columns. To set the option `uid` and also name a column `uid`, write
+        `pairs(uid="met").select(uid=...)`.
         """
         own = operator_options(named)
         return self._apply(Pair, own, "select(...)").select(

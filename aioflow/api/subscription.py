@@ -190,8 +190,8 @@ class Subscription(Generic[T]):
         self._arrived.set_available()
 
     def _miss(self, count: int, refused: Exception | None) -> None:
-        """Counts records that a worker did not send, because this process was too slow, or because
-        the records cannot be encoded (`refused`).
+        """Counts records that a worker did not send. Either this process was too slow, or the
+        records cannot be encoded: `refused` is then the error.
         """
         self.dropped += count
         self._refused = self._refused or refused
@@ -262,8 +262,8 @@ class StateReader:
     ) -> Any:
         """Returns the value of the state for `key`.
 
-        A key without state has the value `default`. Without `default` that is the default of the
-        state's descriptor, or None. `name` is the name of the state; it may be omitted if the
+        A key without state has the value `default`. Without `default`, the value is the default of
+        the state's descriptor, or None. `name` is the name of the state; it may be omitted if the
         operator has only one. Raises StateError for the contents of windows, which have a state for
         each window of a key.
         """
@@ -306,7 +306,8 @@ class StateReader:
         return self._cluster.job_master.executions.graph.vertex(self._vertex_id)
 
     async def _ask(self, group: int, query: Any, timeout: str | timedelta) -> Any:
-        """Returns the result of `query` on the state of the subtask that owns key group `group`.
+        """Runs `query` on the state of the subtask that owns key group `group`, and returns its
+        result.
 
         Waits for a restart of the subtask, at most until `timeout`.
         """

@@ -23,7 +23,7 @@ LOG_FORMATS = (TEXT, JSON)
 LOG_FORMAT_ENV = "AIOFLOW_INHERITED_LOG_FORMAT"
 """Environment variable by which a command gives the format to the processes that it starts.
 
-The setting `AIOFLOW_LOG_FORMAT` is another one: the workers of `flow.run` must not obey it.
+This is not the setting `AIOFLOW_LOG_FORMAT`, which the workers of `flow.run` must not obey.
 """
 
 _PLACES = ("job", "job_id", "operator", "subtask")
@@ -59,7 +59,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Returns the message, also if its arguments do not fit: the line must not be lost."""
+    """Returns the message, even if its arguments do not match its format: the line must not be
+    lost.
+    """
     try:
         return record.getMessage()
     except Exception as error:  # noqa: BLE001  # Of the arguments' own code.
@@ -73,7 +75,9 @@ def _rfc3339(seconds: float) -> str:
 
 
 def _place(record: logging.LogRecord) -> dict[str, str]:
-    """Returns where the record was logged: its own attributes count before the scope's."""
+    """Returns where the record was logged. Its own attributes take precedence over those of the
+    scope.
+    """
     scope = current_scope()
     found = {
         name: getattr(scope, name, None) if (own := getattr(record, name, None)) is None else own

@@ -1,14 +1,15 @@
 """Names the code that holds the event loop: the operator, its stack, and its processor time.
 
-The loop beats at short intervals. If a beat is overdue, a thread looks at the thread of the loop,
-at its asyncio task, and at the scope of that task. So a coroutine that blocks is named too, like a
-source, a sink, or a handler of a service outside of all flows. The next beat reports what the looks
-have found.
+The loop beats at short intervals. If a beat is overdue, another thread samples the stack of the
+loop's thread, the running asyncio task, and the scope of that task. So a blocking coroutine is
+named too, such as a source, a sink, or a handler of a service outside of all flows. The next beat
+reports what the samples have found.
 
 No code is blamed for a busy machine. A hold does not include the time in which the thread was ready
 to run but had no processor, as Linux reports. Nor is code blamed while other threads of the process
-compute, unless it stands still in one call. Nor is code blamed while the engine imports a library,
-as a connector does at its first use. Processor time stands beside the length of each hold.
+compute, unless all samples show it in the same call. Nor is code blamed while the engine imports a
+library, as a connector does at its first use. Each report has the length of the hold and its
+processor time.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class LoopWatch:
         self.holds: deque[Hold] = deque(maxlen=HOLDS_MAX)
         """The last holds, oldest first."""
         self.unexplained = 0
-        """Number of late beats for which no code of a user is to blame."""
+        """Number of late beats for which no user code is to blame."""
         self.users = 0
         self.checks: list[Callable[[float], None]] = []
         """Called every few seconds with the monotonic time, on the loop."""
@@ -127,14 +128,14 @@ class LoopWatch:
         self._thread = threading.get_ident()
         self._stop = threading.Event()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        """Done when the thread has ended."""
+        """Done when the sampling thread has ended."""
         self._handle: asyncio.TimerHandle | None = None
         self._beats = 0
         self._beat_at = 0.0
         self._began = times()
         """Clocks at the last beat."""
         self._reported_s = 0.0
-        """Seconds since the last beat that are reported already."""
+        """Seconds since the last beat that `note` has reported already."""
         self._looks: list[_Look] = []
         self._logged_at: dict[tuple[str, str], float] = {}
 
@@ -146,7 +147,7 @@ class LoopWatch:
         self._looker.start()
 
     async def close(self) -> None:
-        """Reports a period that no beat has reported yet, and ends the thread."""
+        """Reports a hold that no beat has reported yet, and ends the sampling thread."""
         if self._handle is not None:
             self._handle.cancel()
         self._judge()
@@ -216,7 +217,9 @@ class LoopWatch:
         )
 
     def _judge(self) -> None:
-        """Reports a late beat, unless an action has reported itself, or no code is to blame."""
+        """Reports the code that made a beat late. Time that `note` has already reported does not
+        count. Counts the beat as unexplained if no code is to blame.
+        """
         late_s = self._now() - self._beat_at - BEAT_S - self._reported_s
         if late_s <= HELD_S:
             return
@@ -237,7 +240,7 @@ class LoopWatch:
         self._log(hold)
 
     def _was_paused(self, held_s: float) -> bool:
-        """Returns whether the thread of the samples stood still too, as in a suspended process."""
+        """Returns whether the sampling thread stood still too, as in a suspended process."""
         return held_s > 4 * HELD_S and len(self._looks) * BEAT_S < held_s / 4
 
     def _keep(
@@ -314,7 +317,8 @@ class LoopWatch:
 def _others_compute(since: ThreadTimes, held_s: float, looks: list[_Look]) -> bool:
     """Returns whether other threads had the interpreter meanwhile, rather than the loop's thread.
 
-    A call in which the thread stands still is to blame, even if other threads compute.
+    Returns False if all samples show the loop's thread in one call: that call is to blame, even if
+    other threads compute.
     """
     if since.cpu_s > held_s / 2 or since.process_cpu_s - since.cpu_s < held_s / 2:
         return False

@@ -1,4 +1,5 @@
-"""A process, as it reports about itself to monitors, in another process by the same call over RPC.
+"""What a process reports about itself to monitors. Monitors in other processes make the same calls
+over RPC.
 
 The lag of the event loop is measured with a call that is due at a known time: code that blocks the
 loop delays the call too.
@@ -9,9 +10,9 @@ read for them.
 The position of a waiting task is the chain of awaits from its coroutine to the awaited object.
 
 `FlameSampler` samples the thread of the loop: another thread looks at it a hundred times a second,
-for a short while. Each sample names the asyncio task that ran, which is a subtask. So the graph of
-a vertex holds the samples of its tasks. Sampling needs nothing of the program. It costs the moments
-in which the host reads the frames (some 250 us a sample).
+for a short while. Each sample names the asyncio task that ran, which is a subtask. So the flame
+graph of a vertex holds the samples of its subtasks. Sampling needs no change of the program. It
+costs only the time to read the frames, some 250 us a sample.
 """
 
 from __future__ import annotations
@@ -158,8 +159,8 @@ class LogTail(logging.Handler):
         self._next += 1
 
     def _alone(self, record: logging.LogRecord) -> bool:
-        """Returns whether no other handler gets `record`. Of several tails only the first returns
-        True.
+        """Returns whether no handler other than log tails gets `record`. Of several tails only the
+        first returns True.
         """
         logger: logging.Logger | None = logging.getLogger(record.name)
         tails = []
@@ -184,7 +185,7 @@ class LogTail(logging.Handler):
 class ProcessInspector:
     """Answers questions about this process on its loop.
 
-    It records lag and log from `start` on, or from the first question if that comes earlier.
+    It records lag and log from `start` on, or from the first question if one comes before `start`.
     """
 
     def __init__(self, host: Host, logs: LogTail | None = None) -> None:
@@ -404,7 +405,9 @@ IDLE_FILES = (
 
 Stack = tuple[str, ...]
 Samples = Counter[tuple[str, Stack]]
-"""Number of samples by name of the task, empty outside of any, and frames, outermost first."""
+"""Number of samples, by (name of the task, frames). The name is empty outside of all tasks; frames
+are outermost first.
+"""
 
 
 class FlameSampler:
@@ -497,7 +500,7 @@ def _look(
 
 
 def _places(frames: Sequence[Frame]) -> Stack:
-    """Returns the places of frames in the same order."""
+    """Returns the code positions of frames, in the same order."""
     return tuple(spell_place(name, file, line) for file, line, name in frames[:DEPTH_MAX])
 
 

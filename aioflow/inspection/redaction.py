@@ -106,7 +106,9 @@ def hide(value: str) -> None:
 
 
 def hidden_in(content: bytes) -> tuple[str, ...]:
-    """Returns the hidden values that `content` has. Its receiver has to hide them as well."""
+    """Returns the hidden values that `content` contains. The receiver of `content` has to hide them
+    as well.
+    """
     return tuple(one for one in _hidden_values if one.encode("utf-8", "surrogatepass") in content)
 
 

@@ -33,8 +33,8 @@ def traced(
 
     The span has the name of the function, or `name`, and the attributes `aioflow.job`,
     `aioflow.operator` and `aioflow.subtask`. It continues the caller's trace. With `parent`, which
-    gets the same arguments, it continues the trace of headers such as `{"traceparent": ...}`.
-    Raises ValueError if `every` is not positive.
+    gets the arguments of each call and returns headers such as `{"traceparent": ...}`, it continues
+    the trace of these headers. Raises ValueError if `every` is not positive.
     """
     if every < 1:
         raise ValueError(f"every is {every}, expected the number of calls for one span, at least 1")
@@ -90,7 +90,9 @@ class RequestSpans:
 
     @contextmanager
     def request(self, name: str, headers: Mapping[str, str]) -> Iterator[Any]:
-        """Makes a span of the block, whose parent is the span in `headers` if they have one."""
+        """Makes a span for the duration of the block. Its parent is the span in `headers`, if they
+        have one.
+        """
         context = self._extract({key.lower(): value for key, value in headers.items()})
         with self._tracer.start_as_current_span(
             name, context=context, kind=self._kind, attributes=_place()
