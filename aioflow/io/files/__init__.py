@@ -1,1 +1,1 @@
-"""Sources and sinks of files, local ones and objects of a store."""
+"""Sources and sinks of files: local files, and objects of an object store."""

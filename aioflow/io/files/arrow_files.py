@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ArrowFiles", "ArrowTable", "ParquetFiles", "arrow", "parquet"]
 
 PAGE_ROWS = 131_072
-"""Rows of a table in one batch of columns. All batches share one dictionary of texts."""
+"""Number of a table's rows in one batch of columns. All batches share one dictionary of texts."""
 
 ONLY_SPLIT = "0"
 
@@ -43,9 +43,9 @@ def arrow(
 
     To read, `what` is a pyarrow Table or RecordBatch, a list of record batches, or the path of
     files in Arrow's IPC format: a file, a glob or a directory. To write, `what` is the directory of
-    the part files. Expressions after the source work on whole arrays. Rows are made only for steps
-    that need them. `discover_every` applies to files and works as in `lines`. Needs the extra
-    `[columns]`.
+    the part files. Expressions after the source work on whole arrays. Rows are made only for
+    operators that need them. `discover_every` applies to files and works as in `lines`. Needs the
+    extra `[columns]`.
     """
     if isinstance(what, (str, os.PathLike)):
         require_columns(f"arrow({str(what)!r})")
@@ -82,7 +82,7 @@ class ArrowTable(BaseSource[Any]):
     bounded = True
     columnar = True
     parallelism_max = 1
-    """One split, read by one subtask: the flow's parallelism begins after it."""
+    """One subtask reads the one split. The flow's parallelism applies from the next operator on."""
 
     def __init__(self, table: Any) -> None:
         self._table = table
@@ -96,8 +96,8 @@ class ArrowTable(BaseSource[Any]):
         return f"arrow(table of {self._table.num_rows} rows)"
 
     def with_fields(self, names: tuple[str, ...]) -> ArrowTable:
-        """Returns a copy of this source that reads only these columns, if the table has all of
-        them.
+        """Returns a copy of this source that reads only the columns `names`. Returns this source
+        itself if the table lacks one of them.
         """
         return (
             ArrowTable(self._table.select(names))
@@ -148,7 +148,7 @@ class _TableReader(BaseReader[Any]):
         return page.part(slice(start, stop))
 
     async def wait(self) -> None:
-        """Returns at once: all rows are in memory."""
+        """Returns immediately: all rows are in memory."""
 
     @property
     def finished(self) -> bool:
@@ -187,9 +187,9 @@ class ArrowFiles(ColumnFiles):
 class _ArrowFile:
     """An open file in Arrow's IPC format, read one record batch at a time.
 
-    A damaged file may hold any offsets and codes. A reader that follows them reads unmapped memory,
-    and the process crashes. So each batch is validated in full: bounds of offsets and codes, and
-    UTF-8.
+    A damaged file may contain any offsets and dictionary codes. Following them could read unmapped
+    memory and crash the process. So each batch is validated in full: bounds of offsets and codes,
+    and UTF-8.
     """
 
     def __init__(self, file: BinaryIO, path: str, fields: tuple[str, ...] | None = None) -> None:
@@ -197,7 +197,7 @@ class _ArrowFile:
 
         self._path = path
         self._counted = -1, 0
-        """The last page of which parts were read, and its number of rows."""
+        """The last page that `read_parts` has read, and its number of rows."""
         try:
             self._file = pa.ipc.open_file(file)
             names = self._file.schema.names
@@ -246,7 +246,7 @@ def parquet(
 
     The path is a file, a glob or a directory to read, or a directory of part files to write.
     Records are emitted as columns, so that expressions work on whole arrays, and rows are made only
-    for steps that need them. `columns` are the fields to read; None means all. Files above
+    for operators that need them. `columns` are the fields to read; None means all. Files above
     `split_bytes` are divided between row groups. `discover_every` works as in `lines`. As a sink it
     writes `part-<subtask>-<n>.parquet`, one row group at each flush. Needs the extra `[columns]`.
     """
@@ -283,10 +283,10 @@ class ParquetFiles(ColumnFiles):
         self._split_bytes = split_bytes
 
     def with_fields(self, names: tuple[str, ...]) -> Self:
-        """Returns a copy of this source that reads only the columns `names`, of files that have all
-        of them.
+        """Returns a copy of this source that reads only the columns `names`. A file that lacks one
+        of them is read with all its columns.
 
-        Returns this source itself if its own columns do not include all of them.
+        Returns this source itself if `columns=` lacks one of `names`.
         """
         return (
             self
@@ -312,7 +312,9 @@ class _ParquetFile:
     def __init__(
         self, file: BinaryIO, path: str, columns: list[str] | None, fields: tuple[str, ...] | None
     ) -> None:
-        """Opens the file. All `columns` must exist; of them, only those in `fields` are read."""
+        """Opens the file. All `columns` must exist. Only the columns in `fields` are read, if the
+        file has all of these.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -378,7 +380,7 @@ def _opened(file: BinaryIO, path: str) -> Any:
 
 
 def _cut(host: Host, path: str, split_bytes: int) -> list[Pages]:
-    """Returns the splits of a file: consecutive row groups of about `split_bytes`."""
+    """Returns the parts of a file: consecutive row groups of together about `split_bytes`."""
     with file_access(host, path).open_read(path) as file:
         mark = mark_of_file(file)
         metadata = _opened(file, path).metadata

@@ -38,20 +38,22 @@ __all__ = [
 ]
 
 BLOCK_BYTES = 128 * 1024
-"""Size of a block: one call of the executor, and about one millisecond of decoding on the loop."""
+"""Size of a block. The executor reads a block in one call, and decoding it takes about a
+millisecond on the loop.
+"""
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
 """Maximum length of a line, because it is held in memory as a whole.
 
-It is also the limit for one record on the wire.
+This is also the limit for one record on the network.
 """
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-"""Errors of the compression modules for a file of another format, or a truncated file.
+"""Errors of the compression modules for a truncated file, or a file of another format.
 
-Their OSError has no errno.
+The OSError of these modules has no errno.
 """
 
 
@@ -88,11 +90,13 @@ class FilePart(NamedTuple):
     end: int | None = None
     member: str | None = None
     mark: Mark | None = None
-    """Mark of the bytes before `start - 1`, where reading begins, when the file was divided."""
+    """Mark of the bytes before `start - 1`, where reading begins. Taken when the file was
+    divided.
+    """
     seen: tuple[int, int] | None = None
     """Size and modification time of the file when it was found; only in its first part.
 
-    Earlier releases left out both.
+    Checkpoints of earlier releases have neither `mark` nor `seen`.
     """
 
     @property
@@ -117,7 +121,9 @@ def mark_of(data: bytes) -> Mark:
 
 
 def marks_before(fs: FileAccess, path: str, offsets: Sequence[int]) -> list[Mark]:
-    """Returns the marks (length and digest) of the bytes before `offsets` in a plain file."""
+    """Returns the mark (length and digest) of the bytes before each of `offsets` in an uncompressed
+    file.
+    """
     with fs.open_read(path) as file:
         marks = []
         for offset in offsets:
@@ -132,7 +138,7 @@ def is_compressed(path: str) -> bool:
 
 
 def zip_members(fs: FileAccess, path: str) -> list[str]:
-    """Returns the names of the files in an archive, in its order.
+    """Returns the names of the files in a zip archive, in the order of the archive.
 
     Raises MalformedInput naming the archive if it is damaged.
     """
@@ -233,7 +239,7 @@ class BlockFile:
             self.close()
 
     def _read_lines(self) -> tuple[bytes, bool]:
-        """Returns whole lines from the end of the last call, and whether the file is at its end."""
+        """Returns the next whole lines, and whether the file is at its end."""
         assert self._file is not None
         pieces, size = [self._rest], len(self._rest)
         while True:

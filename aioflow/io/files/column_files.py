@@ -1,11 +1,11 @@
-"""The code that all file formats with columns share, for sources and sinks: it finds the files,
-reads them page by page, and writes them as parts.
+"""The code that all columnar file formats share, for sources and sinks: it finds files, reads them
+page by page, and writes part files.
 
 Pages are the row groups of Parquet and the record batches of Arrow. The reader emits batches of
-columns. The position of a split is `(page, row, mark)`. These are the page of the next row, the
-number of its rows that were emitted, and the size and end of the file. The mark shows whether the
-file was replaced. Earlier releases left it out. Pages are read and decoded in the executor, one
-page ahead.
+columns. The position of a split is `(page, row, mark)`: the page of the next row, the number of
+rows of this page that were emitted, and a mark with the size and the end of the file. The mark
+shows whether the file was replaced. Checkpoints of earlier releases have no mark. Pages are read
+and decoded in the executor, one page ahead.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 __all__ = ["ColumnFiles", "ColumnReader", "PagedFile", "Pages", "mark_of_file", "named"]
 
 PAGES_AHEAD = 1
-"""Number of pages read ahead: a row group may have a million rows."""
+"""Number of pages read ahead. It is small, because a row group may have a million rows."""
 
 FIRST_ROWS = 64
-"""Number of rows that give a split an event time."""
+"""Number of rows read first from a split, to know its event time."""
 
 PART_ROWS = 262_144
-"""Maximum number of rows of a page that are read at a time from splits side by side."""
+"""Maximum number of rows that are read at a time when splits are read by event time."""
 
 PART_ROWS_LEAST = 16_384
-"""Maximum of the same if there are many splits: each may hold one part in memory."""
+"""The same if there are very many splits, because each split may hold these rows in memory."""
 
 ROWS_AHEAD = 1_048_576
-"""Number of rows that the splits hold together, as long as few are read side by side."""
+"""Number of rows that all splits may hold together in memory, unless there are very many splits."""
 
 
 class PagedFile(Protocol):
@@ -66,7 +66,7 @@ class PagedFile(Protocol):
         """Returns page `number` as an Arrow table or record batch."""
 
     def read_parts(self, number: int, start: int, rows: int) -> Iterator[Any]:
-        """Reads page `number` from row `start` on, at most `rows` rows at a time."""
+        """Yields page `number` from row `start` on, as tables or batches of at most `rows` rows."""
 
     def count_rows(self, number: int) -> int:
         """Returns the number of rows of page `number`."""
@@ -74,8 +74,8 @@ class PagedFile(Protocol):
 
 @contextmanager
 def named(path: str, part: str = "") -> Iterator[None]:
-    """Raises MalformedInput naming `path` and `part` if pyarrow reports a damaged file in the
-    block.
+    """Within the block, replaces pyarrow's error for a damaged file by MalformedInput, which names
+    `path` and `part`.
     """
     import pyarrow as pa
 
@@ -107,11 +107,11 @@ class Pages(NamedTuple):
     start: int
     end: int | None
     mark: tuple[int, Mark] | None = None
-    """Size and end of the file when it was divided; None if it was not divided."""
+    """Size of the file and mark of its end when it was divided; None if it was not divided."""
     seen: tuple[int, int] | None = None
     """Size and modification time of the file when it was found; only in its first part.
 
-    Earlier releases left out both.
+    Checkpoints of earlier releases have neither `mark` nor `seen`.
     """
 
     @property
@@ -123,7 +123,7 @@ class Pages(NamedTuple):
     def is_whole(self) -> bool:
         """Whether the part is the whole file.
 
-        Such a part is read to the end that the file has when reading begins.
+        Such a part is read to the file's end at the time when reading begins.
         """
         return self.start == 0 and self.mark is None and self.seen is not None
 
@@ -138,8 +138,8 @@ class Pages(NamedTuple):
 def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
     """Returns the size of a file, and the mark of its end.
 
-    The mark identifies the content, because Parquet and Arrow describe the rest of the file in a
-    footer.
+    The mark identifies the content, because the footer of Parquet and Arrow files describes the
+    rest of the file.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - MARK_BYTES, 0))
@@ -149,7 +149,7 @@ def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
 
 
 class _Part(NamedTuple):
-    """Rows of a page."""
+    """Consecutive rows of a page."""
 
     page: int
     start: int
@@ -160,7 +160,7 @@ class _Part(NamedTuple):
 
 
 class _Parts:
-    """An open file, which is read part by part for one split. Used in the executor."""
+    """An open file of one split, which is read part by part in the executor."""
 
     def __init__(self, file: BinaryIO, opened: PagedFile, page: int, row: int, end: int) -> None:
         self._file = file
@@ -171,7 +171,9 @@ class _Parts:
         self._parts: Iterator[Any] | None = None
 
     def read(self, rows: int, *, first: bool) -> tuple[int, int, Any, bool, bool]:
-        """Returns the next part, as the fields of a `_Part`. `first`: no more of it is read now."""
+        """Returns the next part, as the fields of a `_Part`. `first` means that the next call may
+        use another `rows`.
+        """
         opened = self._opened
         while self._page < self._end:
             if self._parts is None:
@@ -209,15 +211,17 @@ class ColumnReader(BaseReader[Any]):
         self._splits: deque[Split] = deque()
         self._positions: dict[str, tuple[int, int]] = {}
         self._marks: dict[str, tuple[int, Mark]] = {}
-        """Size and end of each file."""
+        """Split -> size of its file, and mark of the file's end."""
         self._pages: deque[tuple[str, int, int, bool, ColumnBatch]] = deque()
-        """(split, page, number of its rows that were emitted, whether it is the last, rows)."""
+        """Pages read ahead: (split, page, number of emitted rows, whether it is the last page of
+        the split, rows).
+        """
         self._merged: MergedSplits[_Part, _Parts] | None = None
-        """The splits in place of `_splits`, if they are read side by side."""
+        """Used instead of `_splits` if the splits are read by event time."""
         self._part: tuple[str, _Part] | None = None
         """The part of a split that is being emitted."""
         self._taken = 0
-        """Number of its rows that were emitted."""
+        """Number of rows of `_part` that were emitted."""
         self._ahead = ReadAhead(ctx.host, "column-reader")
         self._file: BinaryIO | None = None
         self.current_split = ""
@@ -425,7 +429,7 @@ class ColumnFiles(FileConnector[Any], ABC):
         self._path, self._extension = checked_place(path, self.name), self.name
         self._roll = roll
         self._fields: tuple[str, ...] | None = None
-        """The fields to read of each row; None: all."""
+        """The fields that are read of each row; None means all."""
         self._types: Mapping[str, Any] = {}
         self.finder = FoundFiles(
             self._path, self._cut, what=repr(self), discover_every=discover_every
@@ -437,7 +441,9 @@ class ColumnFiles(FileConnector[Any], ABC):
 
     @abstractmethod
     async def _cut(self, host: Host, path: str, size: int) -> list[Pages]:
-        """Returns the splits of a file. Raises ValueError if the file has another format."""
+        """Returns the parts of a file, one for each split. Raises ValueError if the file has
+        another format.
+        """
 
     @abstractmethod
     def _open(self, file: BinaryIO, path: str) -> PagedFile:
@@ -448,13 +454,17 @@ class ColumnFiles(FileConnector[Any], ABC):
         """Returns a pyarrow writer that writes this format to `file`."""
 
     def with_fields(self, names: tuple[str, ...]) -> Self:
-        """Returns the same source, which reads only these columns of files that have them all."""
+        """Returns a copy of this source that reads only the columns `names` of files that have all
+        of them.
+        """
         source = copy.copy(self)
         source._fields = names
         return source
 
     def with_types(self, types: Mapping[str, Any]) -> Self:
-        """Returns the same sink, which writes these Arrow types for columns without a value."""
+        """Returns a copy of this sink that writes columns without any value with the given Arrow
+        types.
+        """
         sink = copy.copy(self)
         sink._types = types
         return sink

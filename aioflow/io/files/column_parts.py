@@ -1,11 +1,12 @@
-"""Writes part files that hold columns. Records are collected as batches. Each flush writes them as
-one page: a row group of Parquet or a record batch of Arrow.
+"""Writes columnar part files. Records are collected in batches. Each flush writes them as one page:
+a row group of Parquet or a record batch of Arrow.
 
-A part has one schema, that of its first page. A batch whose columns do not fit that schema begins a
-new part, for example because it has other columns, or floats after ints. A column that changes its
-kind, such as text after numbers, is an error, within a batch or between batches. The reason is that
-the parts of a directory are read as one table. For the same reason no column has the type null: a
-column without a value gets the type of its earlier values, or the declared one, or text.
+All pages of a part have the schema of the first page. A batch that does not fit this schema begins
+a new part, for example because it has other columns, or floats after ints.
+
+The parts of a directory are read as one table. So a column that changes its kind, such as text
+after numbers, is an error, within a batch or between batches. For the same reason no column has the
+type null: a column without a value gets the type of its earlier values, the declared type, or text.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ PAGE_ROWS = 65_536
 
 
 class TableWriter(Protocol):
-    """An object that writes tables of one schema to a file in memory; pyarrow's writers have these
-    methods.
+    """The interface of an object that writes tables of one schema to a file. pyarrow's writers have
+    it.
     """
 
     def write_table(self, table: Any) -> None: ...
@@ -51,7 +52,7 @@ class ColumnPartWriter(PartWriter):
         declared: Mapping[str, Any],
     ) -> None:
         """Makes a writer. `open_table(file, schema)` returns the pyarrow writer of a new file.
-        `declared` are the types of columns in which no value has come.
+        `declared` has the types of columns that have had no value yet.
         """
         super().__init__(ctx, directory, extension, _Bytes(), roll)
         self._open_table = open_table
@@ -62,7 +63,9 @@ class ColumnPartWriter(PartWriter):
         self._schema: Any = None
         self._declared = declared
         self._types: dict[str, Any] = {}
-        """The type of each column so far, in any part. It is null where no value has come."""
+        """The type of each column in all parts so far. It is null, also inside of nested types, if
+        there was no value.
+        """
 
     async def open(self) -> None:
         await super().open()
@@ -108,7 +111,7 @@ class ColumnPartWriter(PartWriter):
                 )
 
     def _with_types(self, table: Any) -> Any:
-        """Returns the table with a type for each column that has no value in it."""
+        """Returns the table with a type for each column that is null in it."""
         import pyarrow as pa
 
         text = pa.string()
@@ -164,8 +167,8 @@ class ColumnPartWriter(PartWriter):
 
 
 class _Written:
-    """A file in memory that counts all written bytes, and keeps only the bytes that were not
-    fetched yet.
+    """A file in memory. It counts all written bytes, and keeps only the bytes that were not fetched
+    yet.
     """
 
     closed = False
@@ -184,15 +187,15 @@ class _Written:
         return self.position
 
     def flush(self) -> None:
-        """Does nothing: there is no other buffer."""
+        """Does nothing: the bytes are already in memory."""
 
     def close(self) -> None:
         """Does nothing: the next part uses the same object."""
 
 
 class _Bytes:
-    """A dummy encoder, because `PartWriter` requires one. It is never called: pages are made from
-    the collected batches.
+    """A dummy encoder, because `PartWriter` requires one. It is never called, because pages are
+    written from the collected batches.
     """
 
     head = b""
@@ -214,9 +217,10 @@ def _warm_up(open_table: Callable[[Any, Any], TableWriter]) -> None:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Returns whether columns of the types `a` and `b` may follow each other in one column.
+    """Returns whether one column may have values of the type `a` and later values of the type `b`.
 
-    All number types may, and so may all text types. Structs may if their common fields may.
+    All number types fit each other, and so do all text types. Structs fit if their common fields
+    fit.
     """
     import pyarrow as pa
 
@@ -240,8 +244,8 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _filled(type_: Any, known: Any) -> Any:
-    """Returns `type_` with the types of `known` in the places where it is null. Text as `known`
-    fills all of them.
+    """Returns `type_` with each null type inside replaced by the type at the same place in `known`.
+    If `known` is text, all null types become text.
     """
     import pyarrow as pa
 
@@ -264,7 +268,7 @@ def _filled(type_: Any, known: Any) -> Any:
 def _keeps(a: Any, b: Any) -> bool:
     """Returns whether a cast from type `a` to type `b` keeps all fields of structs.
 
-    A cast drops missing fields silently.
+    Arrow's cast silently drops fields that `b` lacks.
     """
     import pyarrow as pa
 

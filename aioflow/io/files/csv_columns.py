@@ -1,10 +1,11 @@
-"""Decodes blocks of CSV into columns, with the same values as the csv module and msgspec row by
-row.
+"""Decodes blocks of CSV into columns. The values are the same as those of the csv module and
+msgspec row by row.
 
-Arrow splits the lines if this is certainly correct. There must be no lone carriage returns, quotes
-around whole fields only, and as many fields in each record as the header has names. Texts that look
-like plain decimal numbers are converted as a column. msgspec converts every other distinct text
-once. The row decoder handles all other blocks, and every block that holds an error.
+Arrow splits the lines if the result is certainly correct. For this a block must have no lone
+carriage returns, quotes only around whole fields, and as many fields in each record as the header
+has names. Texts that look like plain decimal numbers are converted as a column. msgspec converts
+every other distinct text once. The row decoder handles all other blocks, and every block that
+contains an error.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ __all__ = ["CsvColumnDecoder"]
 
 _INT = "^(0|-?[1-9][0-9]{0,17})$"
 _FLOAT = "^(-?(0|[1-9][0-9]{0,14})\\.[0-9]{1,17}|0|-?[1-9][0-9]{0,14})$"
-"""Spellings of numbers that Python, msgspec and Arrow read alike."""
+"""Matches numbers that Python, msgspec and Arrow parse to the same value."""
 
 
 class CsvColumnDecoder:
-    """A decoder of blocks into columns: of records of `type`, or of dicts of texts.
+    """Decodes blocks into columns, for records of `type` or dicts of texts.
 
-    `rows` is the decoder of the same blocks into rows, used where columns are not possible.
+    `rows` decodes the blocks that cannot become columns into rows.
     """
 
     def __init__(self, rows: Decoder, type: Any, delimiter: str, columns: list[str] | None) -> None:
@@ -66,7 +67,9 @@ class CsvColumnDecoder:
         return decoded
 
     def _columns(self, data: bytes, header: list[str], count: int) -> ColumnBatch | None:
-        """Returns the `count` records of a block, or None if Arrow does not find them all."""
+        """Returns the columns of the `count` records of a block, or None if Arrow does not find
+        exactly these.
+        """
         hints = (
             dict.fromkeys(self._kept or header, str) if self._type is None else hints_of(self._type)
         )
@@ -106,7 +109,7 @@ class CsvColumnDecoder:
 
 
 class _Field:
-    """A converter that makes the column of one field from its texts."""
+    """Converts the texts of one field to a column."""
 
     def __init__(self, hint: Any) -> None:
         self._hint = hint
@@ -135,11 +138,11 @@ _BLANK_LINE = re.compile(rb"\A\r?\n|\n\r?\n")
 
 
 def _records(data: bytes, delimiter: str) -> tuple[int, list[int] | None] | None:
-    """Returns the number of records of a block, and the line in which each begins; None in place
-    of these lines: record i is line i.
+    """Returns the number of records in a block, and the line number where each begins. None instead
+    of the line numbers means that record i is line i.
 
-    Returns None unless it is certain where each record and each field begins, and all bytes are
-    valid text, in unread columns too.
+    Returns only None unless it is certain where each record and each field begins, and all bytes
+    are valid text, also in columns that are not read.
     """
     # Arrow would remove a byte order mark here. The mark of the file was already removed, so this
     # mark belongs to the data.
@@ -177,7 +180,7 @@ def _records(data: bytes, delimiter: str) -> tuple[int, list[int] | None] | None
 
 
 def _enclose_fields(marks: np.ndarray, quotes: np.ndarray, delimiter: int) -> bool:
-    """Returns whether all quotes are around whole fields, or doubled within such a field."""
+    """Returns whether each quote encloses a whole field, or is doubled within a quoted field."""
     if len(quotes) % 2:
         return False  # The last record continues in the next block.
     opens, closes = quotes[::2], quotes[1::2]

@@ -1,7 +1,7 @@
 """Reads and writes files of comma-separated values (CSV), including fields that contain line ends.
 A file is one split, because a reader that starts in the middle cannot see whether a quote is open.
 
-Blocks are decoded into columns if only steps that work on columns follow the source. The records
+Blocks are decoded into columns if all operators that follow the source work on columns. The records
 are the same.
 """
 
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["END", "RECORD_BYTES_MAX", "CsvDecoder", "csv"]
 
 CSV_BLOCK_BYTES = 32 * 1024
-"""Block size of CSV, smaller than for other formats.
-
-A byte of CSV takes several times as long to decode, and decoding blocks the loop.
+"""Block size of CSV. It is smaller than for other formats, because decoding blocks the loop, and
+takes several times as long for CSV.
 """
 
 
@@ -58,12 +57,12 @@ def csv(
 ) -> Files[T]:
     """Returns a connector that reads or writes files of separated values.
 
-    Without `type` a row is a dict of texts by column name, or a list of texts if there are no
-    names. With a dataclass, NamedTuple, Struct, Pydantic model or attrs class as `type`, each text
-    is converted by the annotation of its field. `header` means that the first row of each file
-    names the columns. `columns` are the names if there is no header, otherwise the columns to keep.
-    A name that a file has twice cannot be kept. `follow`, `every`, `discover_every`, `on_error` and
-    `roll` work as in `lines`.
+    Without `type` a row is a dict of texts by column name, or a list of texts if the columns have
+    no names. With a dataclass, NamedTuple, Struct, Pydantic model or attrs class as `type`, each
+    text is converted by the annotation of its field. `header` means that the first row of each file
+    names the columns. `columns` names all columns if there is no header, otherwise the columns to
+    keep. A column cannot be kept if the header has its name twice. `follow`, `every`,
+    `discover_every`, `on_error` and `roll` work as in `lines`.
 
     As a sink it writes `part-<subtask>-<n>.csv`, each with a header if the first record has field
     names (a dict, dataclass, ...).
@@ -135,7 +134,7 @@ def is_utf8(encoding: str) -> bool:
 class CsvEncoder:
     """An encoder that writes dicts, objects with fields, and lists as rows.
 
-    The first record decides whether there is a header.
+    The first record decides whether the files have a header.
     """
 
     def __init__(
@@ -185,13 +184,15 @@ Row = tuple[int, list[str]]
 Broken = tuple[int, Exception]
 
 END = "\x1eend of block\x1e"
-"""A line appended after the last one. It becomes a record of its own unless a quote is open; then
-it ends up within the last record.
+"""A line that is appended to a block. It becomes a separate record, unless a quote is open: then it
+becomes a part of the last record.
 """
 
 
 RECORD_BYTES_MAX = 16 * 1024 * 1024
-"""Maximum size of a record: a larger one has a quote that was never closed."""
+"""Maximum size of a record. A larger record is treated as one with a quote that was
+never closed.
+"""
 
 
 def _named_twice(names: Sequence[str]) -> str | None:
@@ -200,7 +201,7 @@ def _named_twice(names: Sequence[str]) -> str | None:
 
 
 class CsvDecoder:
-    """A decoder of rows by the csv module, which alone recognises the end of a record."""
+    """Decodes rows with the csv module, which alone recognises the end of a record."""
 
     def __init__(
         self,
@@ -219,7 +220,7 @@ class CsvDecoder:
         self._make: Callable[[list[str]], Any] | None = None
         self.header = header if has_header else self._columns
         self.reads_header = has_header and header is None
-        """Whether the next row names the columns."""
+        """Whether the next row is the header."""
 
     def decode(self, data: bytes, final: bool) -> Decoded:
         rows, broken, open_line, clean = self._rows(data)
@@ -244,9 +245,9 @@ class CsvDecoder:
         return decoded
 
     def _read_header(self, rows: list[Row], broken: list[Broken]) -> list[str]:
-        """Removes the names of the columns from `rows` and returns them.
+        """Removes the header from `rows`, and returns the column names.
 
-        Raises ValueError if the first row is broken, or no text.
+        Raises ValueError if the header is malformed, or is not valid text.
         """
         if broken and (not rows or broken[0][0] < rows[0][0]):
             raise ValueError(f"csv: the header cannot be read: {broken[0][1]}")
@@ -262,7 +263,8 @@ class CsvDecoder:
         return names
 
     def _rows(self, data: bytes) -> tuple[list[Row], list[Broken], int | None, bool]:
-        """Returns rows, broken rows, the line of an unfinished row, and whether all is text.
+        """Returns the rows, the malformed rows, the line number of an unfinished row or None, and
+        whether all bytes are valid text.
 
         An unfinished row continues in the next block.
         """
@@ -335,7 +337,7 @@ class CsvDecoder:
         return lambda row: {name: row[i] for name, i in picked}
 
     def _convert(self, rows: list[Row]) -> Decoded | None:
-        """Returns the records of all rows, converted at once, or None if a row is malformed."""
+        """Converts all rows at once and returns their records, or None if a row is malformed."""
         make, names = self._make, self.header
         assert make is not None
         if names is not None and any(len(row) != len(names) for _, row in rows):

@@ -1,7 +1,8 @@
-"""The access to files that sources and sinks share: that of this machine, or an object store.
+"""The file access that sources and sinks share: to the files of this machine, or of an object
+store.
 
-A path that is a URL of an object store, such as `s3://bucket/prefix`, leads to the store. All other
-paths lead to the files of the host.
+A path that is the URL of an object store, such as `s3://bucket/prefix`, refers to the store. All
+other paths refer to files of the host.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class FileAccess(Protocol):
     """
 
     async def list(self, path: str) -> list[str]:
-        """Returns the names in a directory, sorted."""
+        """Returns the names of the entries of a directory, sorted."""
 
     async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
         """Returns size and modification time for each path, or None for a missing one."""
@@ -42,12 +43,14 @@ class FileAccess(Protocol):
         """Makes the content of a file durable."""
 
     async def fsync_dir(self, path: str) -> None:
-        """Makes the names in a directory durable."""
+        """Makes the entries of a directory durable."""
 
     async def rename_new(self, source: str, target: str) -> bool:
-        """Moves a file to a free name. Returns False, with nothing changed, if the name is in use.
+        """Moves a file to an unused name. Returns False, and changes nothing, if the name is in
+        use.
 
-        An object store cannot check that. So callers must not use a name twice there.
+        An object store cannot check whether the name is in use. There, callers must not use a name
+        twice.
         """
 
     async def delete(self, path: str) -> bool:

@@ -1,6 +1,7 @@
 """Reads the splits of a file source a few blocks ahead, and decodes each block when it is polled.
 
-Without event time the splits are read one after the other, otherwise as in `merged_splits`.
+Without event time the splits are read one after the other, otherwise in the order of
+`merged_splits`.
 
 The position of a split is `(offset, line, header, mark)`:
 
@@ -9,20 +10,20 @@ The position of a split is `(offset, line, header, mark)`:
     header   names of the columns, if the format has them
     mark     length and digest of the last bytes before the offset
 
-The mark shows whether the file was replaced. Earlier releases left it out.
+The mark shows whether the file was replaced. Checkpoints of earlier releases have no mark.
 
-Invariant: a malformed line is reported exactly when the records before it have been polled, so it
+Invariant: a malformed line is reported only after all records before it have been polled, so it
 also counts exactly once.
 
-`FollowReader` follows files: it reads the existing lines, then looks for new files and new lines
-again and again, and never ends. A file is identified by its first bytes, not by its name, because
-logs are rotated. The position of the only split: path -> (offset, line, header, digest of the
-file's first bytes). So reading continues in a renamed file under its new name, if the pattern
-matches that name. The new file under the old name is read from its beginning.
+`FollowReader` follows files: it reads the existing lines, then repeatedly looks for new files and
+new lines, and never ends. A file is identified by its first bytes, not by its name, because logs
+are rotated. It has one split, whose position maps each path to (offset, line, header, digest of the
+file's first bytes). If a file is renamed, reading continues under its new name, provided that the
+pattern matches this name. The new file under the old name is read from its beginning.
 
-Invariant: no line is read twice, and none is skipped silently. A file that was removed or replaced
-before a restore is an error. The same change while the source runs is a log record, because every
-earlier line has been read.
+Invariant: no line is read twice, and none is skipped silently. If a file was removed or replaced
+before a restore, this is an error. If it happens while the source runs, it is only logged, because
+the earlier lines have been read.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Bad(NamedTuple):
-    """A malformed line of a block."""
+    """A malformed line in a block."""
 
     after: int
     """Number of good records of the block before this line."""
@@ -84,12 +85,12 @@ class Decoded:
 
     records: list[Any]
     starts: list[int] | None = None
-    """Line number of each record in the block; None: record i is line i."""
+    """Line number of each record in the block. None means that record i is line i."""
     bad: list[Bad] = field(default_factory=list)
     used: int | None = None
-    """Number of bytes that were decoded; None: all.
+    """Number of bytes that were decoded; None means all.
 
-    The other bytes are the beginning of a record that continues in the next block.
+    The remaining bytes are the beginning of a record that continues in the next block.
     """
     line_ends: int | None = None
     """Number of line ends in the decoded bytes, if that is known."""
@@ -160,8 +161,8 @@ class FileReader(BaseReader[Any]):
         block_bytes: int = BLOCK_BYTES,
         columnar: bool = False,
     ) -> None:
-        """Makes a reader. `make_decoder(header or None)` returns a Decoder for one split; with
-        `columnar` it decodes into columns.
+        """Makes a reader. `make_decoder(header)` returns a Decoder for one split; `header` may be
+        None. `columnar` means that it decodes into columns.
         """
         self.columnar = columnar
         self._ctx = ctx
@@ -171,7 +172,7 @@ class FileReader(BaseReader[Any]):
         self._block_bytes = block_bytes
         self._splits: deque[Split] = deque()
         self._merged: MergedSplits[Block, BlockFile] | None = None
-        """The splits in place of `_splits` and `_blocks`, if they are read side by side."""
+        """Used instead of `_splits` and `_blocks` if the splits are read by event time."""
         self._positions: dict[str, Any] = {}
         self._decoders: dict[str, Decoder] = {}
         self._rests: dict[str, tuple[bytes, int, int | None]] = {}
@@ -301,7 +302,7 @@ class FileReader(BaseReader[Any]):
                 return batch
 
     def _next_block(self) -> tuple[str, str, Block] | None:
-        """Returns the next block with its split and path, if it was read."""
+        """Returns the split, the path and the next block, or None if no block has been read yet."""
         if self._merged is not None:
             taken = self._merged.take()
             self._ahead.taken()  # There is room, or another split is to be read.
@@ -357,8 +358,8 @@ class FileReader(BaseReader[Any]):
         return records if start == 0 and end == len(records) else records[start:end]
 
     def _report_bad(self, page: _Page, bad: list[Bad], start: int, end: int) -> int:
-        """Reports the malformed lines before record `end`, and returns the record before which the
-        poll has to stop.
+        """Reports the malformed lines before record `end`. Returns the record before which the poll
+        must stop: `end`, or an earlier one if a malformed line fails the job.
         """
         while page.bad_next < len(bad) and bad[page.bad_next].after <= end:
             one = bad[page.bad_next]
@@ -404,7 +405,7 @@ class FileReader(BaseReader[Any]):
 
 
 HEAD_BYTES = 4_096
-"""Number of first bytes that identify a file; fewer until that many have been read."""
+"""Number of first bytes that identify a file. Fewer identify it until this number has been read."""
 
 logger = logging.getLogger(__name__)
 
@@ -416,15 +417,15 @@ class _Followed:
     offset: int = 0
     line: int | None = 0
     seen: tuple[int, int] | None = None
-    """Size and modification time at the last look."""
+    """Size and modification time when the reader last looked at the file."""
     head: bytes = b""
-    """The first bytes of the file, as far as they were read."""
+    """The first bytes of the file that were read, at most `HEAD_BYTES`."""
     restored: tuple[int, bytes] | None = None
-    """Length and digest of the head, until the first look has compared it."""
+    """Length and digest of the head in the checkpoint, until the file was compared with them."""
 
 
 class FollowReader(FileReader):
-    """A reader of one split: all files that `path` matches, read for ever."""
+    """Reads all files that `path` matches forever, as one split."""
 
     def __init__(
         self,
@@ -520,7 +521,7 @@ class FollowReader(FileReader):
                     await self._read_growth(part, seen)
 
     async def _is_same(self, known: _Followed, part: FilePart, size: int) -> bool:
-        """Returns whether the file of `part` still begins with the content that was read."""
+        """Returns whether the file of `part` begins with the bytes that were read as `known`."""
         if size < known.offset and not is_compressed(part.path):
             return False
         length = len(known.head) if known.restored is None else known.restored[0]
@@ -537,7 +538,7 @@ class FollowReader(FileReader):
     async def _moved(
         self, missing: list[str], candidates: list[tuple[FilePart, tuple[int, int]]]
     ) -> dict[str, str]:
-        """Returns the new names of those `missing` files that are among `candidates`."""
+        """Returns the new name of each of the `missing` files that is among `candidates`."""
         moved: dict[str, str] = {}
         for id_ in missing:
             known = self._known[id_]
@@ -556,9 +557,7 @@ class FollowReader(FileReader):
         return moved
 
     def _rename(self, missing: list[str], moved: dict[str, str], others: list[str]) -> None:
-        """Updates the progress of files that are no longer under their name, because they were
-        renamed, replaced or removed.
-        """
+        """Updates the progress of the `missing` files, which were renamed, replaced or removed."""
         states = {id_: self._forget(id_) for id_ in missing}
         for id_, state in states.items():
             known = state[0]

@@ -1,18 +1,17 @@
-"""Reads lines of flat JSON directly from their bytes, as columns, if every line of a block is
-spelled like the first one.
+"""Decodes lines of flat JSON directly from their bytes into columns, if every line of a block has
+the spelling of the first one.
 
-Programs write their lines in one way: the same fields in the same order, with the same spaces. Only
-the values of such lines differ, and the positions of the quotes determine the positions of the
-values. So numpy arrays read the whole block: no Python object is made for a number or for a text
-that occurred before. Fields that the type does not have, also inside of objects, are checked and
-left out.
+Programs usually write all lines with the same spelling: the same fields in the same order, with the
+same spaces. Then only the values differ, and the positions of the quotes determine the positions of
+the values. So numpy can decode the whole block: no Python object is made for a number, or for a
+text that occurred before. Fields that the type lacks, also inside of objects, are checked and
+skipped.
 
 The result is exactly that of msgspec. Each literal between two values is compared, and each digit
-is checked. A float has no more digits than one division rounds correctly. In every other case
-`read` returns None, and msgspec reads the whole block. Such cases are escapes, arrays, exponents,
-nulls in fields that are read, and a line that is spelled differently. msgspec also reads the block
-if many texts are longer than eight bytes, or if lines have several spellings. Then msgspec is
-faster than arrays.
+is checked. A float may have only as many digits as one division rounds correctly. In every other
+case `read` returns None, and msgspec decodes the whole block. Such cases are escapes, arrays,
+exponents, nulls in fields that are read, and lines with another spelling. msgspec also decodes a
+block in which many texts are longer than eight bytes, because it is faster then.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ _PAD = 16
 """Padding before the block, so that eight bytes can be read before any position in it."""
 
 _LITERAL_MAX = 256
-"""Maximum length of a literal. The padding after the block is longer."""
+"""Maximum length of the bytes between two values. The padding after the block is longer."""
 
 LONG_SHARE = 8
-"""Reciprocal of the largest share of texts that may be empty or longer than a word."""
+"""At most one text in this many may be empty or longer than a word of eight bytes."""
 
 _WORD = 8
 _DIGITS_MAX = 15
-"""Maximum number of digits. The digits of a float must be an exact float. An int has no more
-because its digits are read as two words.
+"""Maximum number of digits of a number. The digits of a float must form an integer that a float
+represents exactly. The digits of an int are read as two words.
 """
 
 _QUOTE, _NEW_LINE, _RETURN, _DOT, _MINUS, _ZERO, _NINE = b'"\n\r.-09'
@@ -60,23 +59,23 @@ _WORDS = [
 
 
 class _Spelling(NamedTuple):
-    """A spelling of a line: `literals` are the bytes before, between and after its values."""
+    """The spelling of a line: `literals` are the bytes before, between and after its values."""
 
     literals: list[bytes]
     fields: list[str | None]
     """The field of each value, None for a value that is not read."""
     quoted: list[bool]
-    """Whether each value is a text, whose quotes belong to the literals."""
+    """Whether each value is a text. The quotes of a text belong to the literals."""
 
 
 class _Block(NamedTuple):
-    """The lines of a block, and where they are in its bytes."""
+    """The lines of a block, and their positions in its bytes."""
 
     padded: bytes
     marks: np.ndarray
-    """The bytes as numbers."""
+    """The bytes of the padded block as numbers."""
     words: np.ndarray
-    """The eight bytes from each position on as a number."""
+    """For each position, the eight bytes from there on as one number."""
     quotes: np.ndarray
     """The positions of all quotes."""
     starts: np.ndarray
@@ -93,9 +92,9 @@ class FlatLines:
         self._texts = {name: _Texts() for name, hint in hints.items() if hint is str}
 
     def read(self, data: bytes, made: RecordColumns) -> ColumnBatch | None:
-        """Returns the records of `data`, whole lines, with the fields that `made` names.
+        """Decodes `data`, which has whole lines, to a batch with the columns that `made` names.
 
-        Returns None if they cannot be read this way.
+        Returns None if the lines cannot be decoded this way.
         """
         end = data.find(b"\n")
         spelling = self._spelling(data if end < 0 else data[:end])
@@ -118,7 +117,7 @@ class FlatLines:
         return made.of_columns({name: columns[name] for name in made.names}, len(block.starts))
 
     def _spelling(self, line: bytes) -> _Spelling | None:
-        """Returns the spelling of `line`, or None if it cannot be read this way."""
+        """Returns the spelling of `line`, or None if the line cannot be decoded this way."""
         opened = _OBJECT.match(line)
         if opened is None:
             return None
@@ -176,7 +175,7 @@ class FlatLines:
 
 
 def _block(data: bytes) -> _Block | None:
-    """Returns the lines of `data`, or None if they are certainly no JSON."""
+    """Returns the lines of `data` as a `_Block`, or None if they are certainly not JSON."""
     if not data.isascii():
         try:
             data.decode()
@@ -198,9 +197,8 @@ def _block(data: bytes) -> _Block | None:
 def _places(block: _Block, literals: list[bytes]) -> list[np.ndarray] | None:
     """Returns the position of each of `literals` in each line.
 
-    Returns None unless each line has all of them, in order, and no other quotes. Each line has at
-    least the quotes of its literals, and all lines together have no more, so no quote belongs to a
-    value.
+    Returns None unless each line has all literals, in order, and no other quotes. The lines
+    together have just as many quotes as their literals, so no quote belongs to a value.
     """
     starts, stops, quotes = block.starts, block.stops, block.quotes
     each = sum(literal.count(b'"') for literal in literals)
@@ -224,7 +222,7 @@ def _places(block: _Block, literals: list[bytes]) -> list[np.ndarray] | None:
 
 
 def _stands(words: np.ndarray, place: np.ndarray, literal: bytes) -> bool:
-    """Returns whether `literal` is at each position of `place`."""
+    """Returns whether `literal` occurs at each position in `place`."""
     for at in range(0, len(literal), _WORD):
         part = literal[at : at + _WORD]
         found = words[place + at]
@@ -241,7 +239,9 @@ def _slices(padded: bytes, starts: np.ndarray, stops: np.ndarray) -> list[bytes]
 
 
 def _are_bare(block: _Block, starts: np.ndarray, stops: np.ndarray) -> bool:
-    """Returns whether each of these texts is a simple number, true, false or null."""
+    """Returns whether each value between `starts` and `stops` is a simple number, true, false or
+    null.
+    """
     lengths = stops - starts
     if not int(lengths.min()):
         return False
@@ -259,7 +259,7 @@ def _are_bare(block: _Block, starts: np.ndarray, stops: np.ndarray) -> bool:
 
 
 def _numbers(block: _Block, starts: np.ndarray, stops: np.ndarray, hint: Any) -> np.ndarray | None:
-    """Returns the numbers between `starts` and `stops`, or None if they are not so simple."""
+    """Returns the numbers between `starts` and `stops`, or None if one is too complex."""
     negative = block.marks[starts] == _MINUS
     signed = bool(negative.any())
     if signed:
@@ -279,7 +279,7 @@ def _numbers(block: _Block, starts: np.ndarray, stops: np.ndarray, hint: Any) ->
 def _ints(
     marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
 ) -> np.ndarray | None:
-    """Returns the ints whose digits lie between `starts` and `stops`. Returns None if one is no
+    """Returns the ints whose digits are between `starts` and `stops`. Returns None if one is not an
     int, or has leading zeros.
     """
     lengths = stops - starts
@@ -301,10 +301,10 @@ def _ints(
 
 
 def _eight(words: np.ndarray, stops: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-    """Returns the numbers that the digits before `stops` spell, up to eight digits each. Returns
-    None if a character is no digit.
+    """Returns the numbers of up to eight digits that end at `stops`. Returns None if a character is
+    not a digit.
 
-    All eight digits are computed at once.
+    The eight digits of a number are converted at once.
     """
     shifts = ((_WORD - lengths) * 8).astype(np.uint64)
     digits: np.ndarray = words[stops - _WORD]
@@ -327,9 +327,9 @@ def _eight(words: np.ndarray, stops: np.ndarray, lengths: np.ndarray) -> np.ndar
 def _floats(
     marks: np.ndarray, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
 ) -> np.ndarray | None:
-    """Returns the floats whose digits lie between `starts` and `stops`.
+    """Returns the floats whose digits are between `starts` and `stops`.
 
-    Returns None if one is no float, or needs more than one division of exact floats.
+    Returns None if one is not a float, or is not the result of dividing two exact floats.
     """
     longest = int((stops - starts).max())
     if longest > _DIGITS_MAX + 1:
@@ -352,9 +352,9 @@ def _floats(
 
 
 class _Texts:
-    """The texts of one field, encoded as codes that are indices into one list.
+    """Encodes the texts of one field as codes, which are indices into a list of distinct texts.
 
-    Texts of up to eight bytes are looked up by these bytes, read as one number.
+    A text of up to eight bytes is looked up by its bytes as one number.
     """
 
     BITS = 17
@@ -373,7 +373,9 @@ class _Texts:
     def column(
         self, padded: bytes, words: np.ndarray, starts: np.ndarray, stops: np.ndarray
     ) -> CodedColumn | None:
-        """Returns the texts between `starts` and `stops`, or None if many are long."""
+        """Returns the column of the texts between `starts` and `stops`, or None if many
+        are long.
+        """
         lengths = stops - starts
         self._growing.column((), 0)  # This may start a new list of entries.
         if self._of is not self._growing.entries:

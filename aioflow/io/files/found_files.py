@@ -1,12 +1,12 @@
 """Finds the files of one source and divides them into splits: once, or repeatedly while the source
 runs (`discover_every`).
 
-A later look identifies a file by its name and by the parts into which it was first divided. The
-parts reach from its first byte to the end that it has when the last part is read. So a file that
-grows is still read once, and so is a file that would be divided differently today. Parts also stay
-the same over restarts: `recognise` takes over the parts that a checkpoint contains.
+A later search identifies a file by its name, and keeps the parts into which the file was first
+divided. The parts cover the file from its first byte to its end at the time when the last part is
+read. So a file that grows is read only once, and so is a file that would now be divided
+differently. Parts also stay the same over restarts: `recognise` restores the parts in a checkpoint.
 
-Invariant: the parts of a file that were ever returned contain each of its bytes once.
+Invariant: all parts of a file that were ever returned together contain each of its bytes once.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ if TYPE_CHECKING:
 __all__ = ["FileConnector", "FoundFiles", "Part"]
 
 LOOKED_AT_ONCE = 4_096
-"""Number of names compared with the known names between two yields: about four milliseconds."""
+"""Number of names that are compared with the known names before yielding to the loop: about four
+milliseconds.
+"""
 
 NEW_AT_ONCE = 64
-"""Number of new names between two yields: each takes as long as sixty known names."""
+"""Number of new names that are handled before yielding to the loop. Each takes as long as sixty
+known names.
+"""
 
 COPIED_BYTES = 4 << 30
-"""Maximum size of a part in an object store. S3 copies up to 5 GiB, and a part ends a little later
-than its size says.
+"""Maximum size of a part in an object store. S3 copies up to 5 GiB, and a part may become a little
+larger than `RollPolicy.size_bytes`.
 """
 
 logger = logging.getLogger(__name__)
@@ -56,7 +60,7 @@ class Part(Protocol):
     """The interface of the content of one split: a file from `start` to `end`, or to its end if
     `end` is None.
 
-    The format decides the unit of both. A part is a named tuple.
+    The unit of `start` and `end` depends on the format. A part is a named tuple.
     """
 
     @property
@@ -80,9 +84,13 @@ class _Known:
     seen: tuple[int, int]
     """Size and modification time when the file was found."""
     parts: Sequence[Part] | None
-    """The parts when the file was found; None while it cannot be opened."""
+    """The parts into which the file was divided when it was found. None while it cannot
+    be opened.
+    """
     splits: list[Split] = field(default_factory=list)
-    """The parts, or their remainder if a checkpoint divided the file differently."""
+    """The splits for these parts, or for the rest of the file if a checkpoint divided it
+    differently.
+    """
     is_told: bool = False
     """Whether the warning that the file changes was logged."""
 
@@ -100,7 +108,7 @@ class FoundFiles:
         follow: bool = False,
     ) -> None:
         """Makes a finder. `cut(host, path, size)` returns the parts of a file; `what` names the
-        source in messages.
+        source in log and error messages.
 
         With `follow` the reader finds the files itself, so there is one split without parts.
         """
@@ -114,18 +122,19 @@ class FoundFiles:
         self._what = what
         self._follow = follow
         self._known: dict[str, _Known] = {}
-        """Known files by path, as it was found."""
+        """Known files by the path under which they were found."""
         self._spelled: dict[str, str] = {}
-        """Spelling of a path -> the first path with this spelling."""
+        """Normalised path -> the first path that was found for it."""
         self._former: dict[str, list[tuple[Any, ...]]] = {}
-        """Spelling of a path -> the parts of the file that a checkpoint contains."""
+        """Normalised path -> the parts of the file in the restored checkpoint."""
         self._is_missed = False
         self._is_told_of_new = False
 
     async def discover(self, host: Host | None) -> list[Split]:
         """Returns the splits of all existing files.
 
-        Raises FileNotFoundError naming the path if there is no file, and none can be found later.
+        Raises FileNotFoundError naming the path if there is no file, and the source does not search
+        again.
         """
         async with lent(host) as machine:
             if self.discover_every is not None:
@@ -209,9 +218,9 @@ class FoundFiles:
     # The state of a checkpoint.
 
     def fresh(self) -> Self:
-        """Returns a copy for another use of the source or another run.
+        """Returns a copy for another run, or another use of the source in a flow.
 
-        The two do not share the files that they have found or restored.
+        The copy has no found or restored files.
         """
         made = copy.copy(self)
         made.forget()
@@ -230,10 +239,10 @@ class FoundFiles:
     def recognise(
         self, former: Sequence[Any], found: Sequence[Split]
     ) -> tuple[list[str], Sequence[Split]]:
-        """Takes over the parts of the checkpoint: `former` are its splits.
+        """Restores the parts of a checkpoint, whose splits are `former`.
 
-        Returns their ids as `discover` spells them today, and the splits of `found` without the
-        data that `former` already covers.
+        Returns the ids of `former` as `discover` now spells them, and splits for the data of
+        `found` that `former` does not cover.
         """
         ids = [split.id for split in former]
         for split in former:
@@ -292,7 +301,7 @@ class FoundFiles:
     def _tell_of_new(self, former: Sequence[Any], found: Sequence[Split]) -> None:
         """Logs a warning once for files that were added since the job began.
 
-        A source that ends by itself reads only the files that existed then.
+        A source that ends by itself reads only the files that existed when the job began.
         """
         known = {self._respelled(split.payload[0]) for split in former}
         new = [
@@ -311,7 +320,9 @@ class FoundFiles:
             )  # fmt: skip
 
     def _splits(self, path: str, parts: Sequence[Part]) -> list[Split]:
-        """Returns the splits of a file that would be divided into `parts` now."""
+        """Returns the splits of a file for `parts`, or for the rest of the file if the checkpoint
+        divided it differently.
+        """
         former = self._former.get(self._respelled(path), [])
         places = {part.place for part in parts}
         kind: Any = type(parts[0]) if parts else None
@@ -326,13 +337,15 @@ class FoundFiles:
         ]
 
     def _respelled(self, path: str) -> str:
-        """Returns the path as the source spells paths, so that the file is not read twice."""
+        """Returns the path normalised as the source's own path, so that no file is read under two
+        spellings.
+        """
         (spelled,) = respelled([path], str(self.path))
         return spelled
 
 
 def _seen(parts: Sequence[Any], stat: FileStat) -> Sequence[Any]:
-    """Returns the parts of a file; the first part records its size and modification time."""
+    """Returns `parts` with the file's size and modification time in the first part."""
     return [
         part._replace(seen=(stat.size, stat.modified_ms)) if part.start == 0 else part
         for part in parts
@@ -340,10 +353,10 @@ def _seen(parts: Sequence[Any], stat: FileStat) -> Sequence[Any]:
 
 
 def _seen_of(payload: Any) -> tuple[int, int] | None:
-    """Returns the size and modification time in the part's file, or None if the part does not
-    record them.
+    """Returns the size and modification time of the file that a split's payload contains, or None
+    if it has none.
 
-    A source that follows its files has no parts: its reader records both itself.
+    A source that follows its files has no parts. Its reader stores both itself.
     """
     if payload is None:
         return None
@@ -352,8 +365,8 @@ def _seen_of(payload: Any) -> tuple[int, int] | None:
 
 
 def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]:
-    """Returns parts for the ranges of a file that `former` does not contain, between those ranges
-    and after the last one.
+    """Returns parts for the ranges of a file that are not in `former`: the gaps, and the rest after
+    the last range.
     """
     left, reached = [], 0
     for start, end in former:
@@ -366,7 +379,9 @@ def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]
 
 
 class FileConnector(BaseSource[T], BaseSink[Any]):
-    """The part of a `Source` and a `Sink` of files that is the same for all formats."""
+    """The base class of file connectors: the code of a `Source` and a `Sink` that all formats
+    share.
+    """
 
     _path: str | PurePath
     _roll: RollPolicy
@@ -375,7 +390,7 @@ class FileConnector(BaseSource[T], BaseSink[Any]):
     finder: FoundFiles
     """Finds the files to read."""
     discover_every: Duration | None
-    """Interval at which the engine looks for new files; None: never."""
+    """Interval at which the engine looks for new files; None means never."""
 
     @property
     def bounded(self) -> bool:
@@ -384,8 +399,8 @@ class FileConnector(BaseSource[T], BaseSink[Any]):
     async def discover(self, host: Host | None = None) -> list[Split]:
         """Returns at least one split for each file, several for a large one.
 
-        Raises FileNotFoundError naming the path, if no file exists and none can be found later.
-        Raises ValueError for files of another format.
+        Raises FileNotFoundError naming the path if there is no file, and the source does not search
+        again. Raises ValueError for files of another format.
         """
         return await self.finder.discover(host)
 
@@ -398,7 +413,7 @@ class FileConnector(BaseSource[T], BaseSink[Any]):
         """Raises GraphError if this source would find the files of `sink`, which is downstream of
         it.
 
-        Such a source, which looks for files again and again, would read for ever.
+        The source would read its own output forever, because it searches for files repeatedly.
         """
         if self.bounded or not isinstance(sink, FileConnector):
             return
@@ -417,7 +432,7 @@ class FileConnector(BaseSource[T], BaseSink[Any]):
 
     @property
     def _reading(self) -> str:
-        """Name of an option that was given and is for reading only, or an empty text."""
+        """The name of a given option that is only for reading, or an empty text."""
         return "" if self.discover_every is None else "discover_every="
 
     def check_sink(self) -> None:

@@ -1,8 +1,8 @@
 """Reads and writes JSON lines, one JSON value a line, decoded into plain values or into a type. The
 sink encodes every type that msgspec supports.
 
-Blocks are decoded into columns if only expressions and other steps that work on columns follow the
-source. The records are the same.
+Blocks are decoded into columns if all operators that follow the source work on columns, such as
+expressions. The records are the same.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ __all__ = ["jsonl"]
 
 
 FLAT_BYTES = 32_768
-"""Minimum size of blocks that arrays decode.
+"""Minimum size of blocks that numpy decodes.
 
-For smaller blocks, as of a file that is followed line by line, msgspec is faster than setting up
-the arrays.
+For smaller blocks, such as single lines of a followed file, msgspec is faster than setting up the
+arrays.
 """
 
 FLAT_PAUSE_MAX = 31
-"""Maximum number of blocks between two tries."""
+"""Maximum number of blocks that are skipped between two attempts of flat decoding."""
 
 
 @explained
@@ -109,8 +109,8 @@ def jsonl(
 
 
 class JsonDecoder:
-    """A decoder of JSON lines. It decodes a block at once if the result is certainly the same,
-    otherwise line by line with msgspec.
+    """Decodes JSON lines with msgspec: a block at once if the result is certainly the same,
+    otherwise line by line.
     """
 
     header: list[str] | None = None
@@ -137,8 +137,8 @@ class JsonDecoder:
             self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
 
     def stand_in(self) -> None:
-        """Makes the decoder return simpler objects with the same fields instead of NamedTuples, for
-        blocks that are decoded at once.
+        """Switches to simpler objects with the same fields instead of NamedTuples, for blocks that
+        are decoded at once.
         """
         if self._struct is not None:
             self._decode_lines = msgspec.json.Decoder(self._struct).decode_lines
@@ -184,8 +184,8 @@ ONE_A_LINE = (
 def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
     """Returns a decoder of lines of objects into a NamedTuple through a Struct.
 
-    It takes a quarter of the time of one dict a line. Returns None if the result might differ, as
-    for a field that holds more than one scalar.
+    This takes a quarter of the time of decoding each line to a dict first. Returns None if the
+    result might differ, for example if a field may be a list.
     """
     struct = struct_like(type)
     if struct is None or not are_scalars(hints_of(type).values()):
@@ -213,9 +213,9 @@ def decode_objects(
     """Returns the result of `decode_lines` if each line is certainly one object, otherwise None.
 
     `decode_lines` by itself accepts two values in a line, and one value over two lines. But within
-    a value, there is more than white space between `}` and `{`. So if each line begins with `{` and
-    ends with `}`, no value crosses the end of a line. If there are as many values as lines, each
-    line is one value.
+    a JSON value, a `}` and a following `{` never have only white space in between. So if each line
+    begins with `{` and ends with `}`, no value crosses the end of a line. If there are also as many
+    values as lines, each line is one value.
     """
     lines, starts = lines_of(data), None
     is_plain = lines is not None
@@ -240,15 +240,15 @@ def decode_objects(
 
 
 def _has_columns(type: Any) -> bool:
-    """Returns whether the columns of `type` determine its records."""
+    """Returns whether records of `type` can be made from their columns alone."""
     return type in (None, dict) or typing.get_origin(type) is dict or struct_like(type) is not None
 
 
 class JsonColumnDecoder:
-    """A decoder of blocks of JSON lines into columns.
+    """Decodes blocks of JSON lines into columns.
 
-    Flat lines that are spelled alike are read from their bytes. Other lines of objects are decoded
-    into records first, and all other lines into rows.
+    Flat lines with one spelling are decoded by `FlatLines`. Other blocks of objects are decoded
+    into records first, and then converted to columns. All other blocks stay rows.
     """
 
     header: list[str] | None = None
@@ -296,9 +296,9 @@ class JsonColumnDecoder:
 
 
 class FlatPause:
-    """Decides which blocks are tried to be read from their bytes.
+    """Decides for which blocks flat decoding with `FlatLines` is tried.
 
-    After a block that was not, more and more blocks are left out, because each try takes time.
+    After each consecutive failure more blocks are skipped, because an attempt takes time.
     """
 
     def __init__(self) -> None:
@@ -306,12 +306,12 @@ class FlatPause:
         self._length = 0
 
     def is_over(self) -> bool:
-        """Returns whether the next block is tried."""
+        """Returns whether to try the next block."""
         self._left -= 1
         return self._left < 0
 
     def tried(self, *, failed: bool) -> None:
-        """Notes the result of a try."""
+        """Notes whether an attempt failed."""
         self._length = min(2 * self._length + 1, FLAT_PAUSE_MAX) if failed else 0
         self._left = self._length
 
@@ -319,8 +319,9 @@ class FlatPause:
 def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
     """Returns the type of each field of `type` by name.
 
-    For a field that may be None, this is the type of its other values. Returns None unless all are
-    int, float or str, and `struct` uses the same names in JSON, and skips other names.
+    For a field that may be None, this is the type of its other values. Returns None unless all
+    types are int, float or str, and `struct` has the same field names in JSON, and ignores unknown
+    fields.
     """
     hints = {name: without_none(hint) for name, hint in hints_of(type).items()}
     config = struct.__struct_config__

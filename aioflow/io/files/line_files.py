@@ -1,5 +1,5 @@
-"""Files as source and sink: the code that all line-based formats share, and `lines`, the simplest
-of these formats.
+"""The code that sources and sinks of all line-based formats share, and `lines`, the simplest of
+these formats.
 
 A source reads a file, a glob or a directory. A sink writes a directory of part files.
 """
@@ -38,8 +38,8 @@ __all__ = ["Files", "lines"]
 T = TypeVar("T")
 
 COLUMN_BLOCK_BYTES = 256 * 1024
-"""Size of the blocks that are decoded into columns: some milliseconds, and enough lines to spread
-the cost of numpy's calls.
+"""Size of the blocks that are decoded into columns. Decoding takes some milliseconds, and there are
+enough lines for numpy's fixed cost to be small.
 """
 
 FOLLOWED = "followed"
@@ -63,17 +63,17 @@ def lines(
     `path` is a file, a glob or a directory, on this machine or in an object store: `s3://`, `gs://`
     or `az://`, with the extra `[s3]`.
 
-    With `follow` the source reads for ever, including new files and new lines: it looks once per
-    `every`, and one subtask reads all files. With `discover_every` the source also reads for ever,
-    but only new files are added. It looks for them at this interval and assigns them to all
-    subtasks. Each file is read once, to the end that it has then, so it must be complete when it
-    appears. Write the file under a name that begins with a dot, and then rename it. Later additions
-    and replacements are not read, and a warning is logged. Files above `split_bytes` are divided at
-    line ends, for several subtasks. `on_error` decides what happens to a line that is not text of
-    `encoding`.
+    With `follow` the source never ends: every `every` it reads new files and new lines, all in one
+    subtask. With `discover_every` the source never ends either, but reads only new files: it looks
+    for them at this interval, and assigns them to all subtasks. Each file is read only once, so it
+    must be complete when it appears: write it under a name that begins with a dot, and then rename
+    it. Later additions and replacements are not read, and a warning is logged.
 
-    As a sink it writes `str(value)`, one a line, to `part-<subtask>-<n>.txt`; `roll` decides when a
-    part is full.
+    Files above `split_bytes` are divided at line ends, for several subtasks. `on_error` decides
+    what happens to a line that cannot be decoded with `encoding`.
+
+    As a sink it writes `str(value)`, one value a line, to `part-<subtask>-<n>.txt`; `roll` decides
+    when a part is full.
     """
     checked_encoding(encoding, f"lines({str(path)!r})")
     return Files(
@@ -121,10 +121,10 @@ class Files(FileConnector[T]):
     ) -> None:
         """Makes the connector of the format that `function` names.
 
-        `column_decoder` is a decoder into columns, if the format has one. `narrows` means that this
-        decoder can leave columns out. `no_columns` describes the case in which there are no
-        columns, and the advice for `explain()`. `stands_in` are the fields of the records, if
-        `decoder` can make simpler objects with the same fields.
+        `column_decoder` makes a decoder into columns, if the format has one. `narrows` means that
+        this decoder can skip columns. `no_columns` is the text for `explain()` if there are no
+        columns: the reason, and advice. `stands_in` has the fields of the records, if `decoder` can
+        make simpler objects with the same fields.
         """
         self._path = checked_place(path, function)
         place = f"{function}({str(self._path)!r})"
@@ -142,7 +142,7 @@ class Files(FileConnector[T]):
                 "discover_every=, or follow="
             )
         self.record_type = record_type
-        """The type of the records, if `type=` gave one."""
+        """The type of the records; None if `type=` was not given."""
         self._decoder = decoder
         self._column_decoder = column_decoder
         self._narrows = narrows
@@ -183,19 +183,19 @@ class Files(FileConnector[T]):
         return source
 
     def with_fields(self, names: tuple[str, ...]) -> Files[T]:
-        """Returns a copy of this source that makes only these columns.
+        """Returns a copy of this source that makes only the columns `names`.
 
-        Returns this source itself if its decoder cannot leave columns out.
+        Returns this source itself if its decoder cannot skip columns.
         """
         if not self._narrows:
             return self
         return self._changed(lambda made: made.narrow(names))
 
     def with_stand_ins(self) -> tuple[Files[T], tuple[str, ...]] | None:
-        """Returns a copy of this source that emits cheaper objects with the fields of its records,
-        and those fields.
+        """Returns a copy of this source that emits simpler objects with the fields of its records,
+        and the names of these fields.
 
-        Returns None if this is not possible, or not faster.
+        Returns None if this is impossible, or not faster.
         """
         if self._stands_in is None or self._follow or self.columnar:
             return None
@@ -217,7 +217,7 @@ class Files(FileConnector[T]):
 
     @property
     def why_rows(self) -> str:
-        """Returns why `with_columns` returns None, for `explain()`."""
+        """Returns the reason why `with_columns` returns None, for the output of `explain()`."""
         if self._follow:
             return (
                 "follow=True takes lines as they are written: without it, or with "
@@ -264,7 +264,7 @@ class Files(FileConnector[T]):
 
 
 class LinesDecoder:
-    """A decoder that makes a text of each line."""
+    """Decodes each line to a text."""
 
     header: list[str] | None = None
 

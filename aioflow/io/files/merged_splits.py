@@ -1,14 +1,13 @@
-"""The blocks of several splits that are read side by side: the split with the least event time
-first.
+"""Reads several splits by event time: the split with the least event time first.
 
-A task has the event time of its slowest split. If it read one split after the other, its event time
-would stand still until the last split, and all windows would wait in memory. So a few records of
-each split come first, which give it an event time. Then the split with the least event time is
-read, until another one has less. Splits that follow each other in time are read one after the
-other; splits of the same time are read side by side.
+The event time of a task is that of its slowest split. If the task read one split after the other,
+its event time would not advance until the last split, and all windows would wait in memory. So a
+few records of each split are read first, to know its event time. Then the split with the least
+event time is read, until another split has a lesser one. Splits that follow each other in time are
+read one after the other; splits of the same time are read in turn.
 
-Only `OPEN_MAX` files are open at a time. A file that is closed before its end is opened again where
-its last record was emitted.
+At most `OPEN_MAX` files are open at a time. A file that was closed before its end is opened again
+at the position after its last emitted record.
 """
 
 from __future__ import annotations
@@ -25,12 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_BYTES", "MergedSplits"]
 
 FIRST_BYTES = 4_096
-"""Size of the first block of a split, which gives it an event time."""
+"""Size of the first block of a split, which is read to know its event time."""
 
 OPEN_MAX = 64
 
 AHEAD = 4
-"""Number of splits that are read ahead, and of blocks of the split that is emitted."""
+"""Number of splits that are read ahead, and number of blocks that are read ahead for the current
+split.
+"""
 
 
 class AnyBlock(Protocol):
@@ -52,9 +53,10 @@ FileT = TypeVar("FileT", bound=AnyFile)
 
 
 class MergedSplits(Generic[BlockT, FileT]):
-    """The unfinished splits of a reader. `event_time(split_id)` returns how far a split is.
+    """The unfinished splits of a reader. `event_time(split_id)` returns the event time that a split
+    has reached.
 
-    Of the split that is emitted up to `ahead` blocks are read ahead.
+    Up to `ahead` blocks of the current split, the one that is emitted, are read ahead.
     """
 
     def __init__(self, event_time: Callable[[str], int], ahead: int = AHEAD) -> None:
@@ -62,28 +64,28 @@ class MergedSplits(Generic[BlockT, FileT]):
         self._event_time = event_time
         self._splits: dict[str, Split] = {}
         self._order: list[tuple[int, int, str]] = []
-        """A heap of (event time, number, id), with a number for each `add`.
+        """A heap of (event time, number of the `add` call, id).
 
-        An event time only grows, so an old one stands too far in front, where it is brought up to
-        date. An entry whose split was removed is dropped there.
+        Event times only grow, so an outdated entry is too near the front of the heap. It is updated
+        when it gets there, or dropped if its split was removed.
         """
         self._numbers: dict[str, int] = {}
         """The number of each split in the heap."""
         self._added = 0
         self._blocks: dict[str, deque[BlockT]] = {}
         self._files: dict[str, FileT] = {}
-        """Open files, the one that was read last at the end."""
+        """Open files by split, the most recently read at the end."""
         self._at_end: set[str] = set()
         """Splits whose last block was read."""
         self._current: str | None = None
         self._until = 0
-        """The current split stays the current one up to this event time."""
+        """The event time up to which the current split stays current."""
 
     def __len__(self) -> int:
         return len(self._splits)
 
     def add(self, split: Split) -> None:
-        """Adds a split at its position."""
+        """Adds a split, which is read from its position."""
         self._splits[split.id] = split
         self._numbers[split.id] = self._added
         heappush(self._order, (self._event_time(split.id), self._added, split.id))
@@ -99,12 +101,14 @@ class MergedSplits(Generic[BlockT, FileT]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` returns a block."""
+        """Whether `take` would return a block."""
         current = self._least()
         return current is not None and bool(self._blocks[current])
 
     def take(self) -> tuple[Split, BlockT] | None:
-        """Returns the next block of the split with the least event time, if it was read."""
+        """Returns the current split and its next block, or None if the block has not been
+        read yet.
+        """
         current = self._least()
         if current is None or not self._blocks[current]:
             return None
@@ -138,7 +142,9 @@ class MergedSplits(Generic[BlockT, FileT]):
         return [split_id for _, _, split_id in found]
 
     def next_to_read(self) -> Split | None:
-        """Returns the split whose next block is to be read, or None if enough was read for now."""
+        """Returns the split whose next block should be read, or None if enough has been
+        read ahead.
+        """
         first = self._current
         if first is not None and self._has_room(first, self._ahead):
             return self._splits[first]
@@ -151,14 +157,15 @@ class MergedSplits(Generic[BlockT, FileT]):
         return split_id not in self._at_end and len(self._blocks[split_id]) < blocks
 
     def file_of(self, split_id: str) -> FileT | None:
-        """Returns the open file of a split."""
+        """Returns the open file of a split, or None."""
         return self._files.get(split_id)
 
     def use(self, split_id: str, file: FileT, emitted: str | None) -> str | None:
         """Notes that `file` is open for a split.
 
-        If too many files are open, closes the file of another split and drops its blocks. Returns
-        that split, or None. The split `emitted` keeps its file: its position is not known now.
+        If too many files are open, closes the file of another split, and drops its blocks. Returns
+        the id of this split, or None. The file of the split `emitted` is not closed, because its
+        position is not known at the moment.
         """
         self._files.pop(split_id, None)
         others = (id_ for id_ in self._files if id_ not in (emitted, self._current))

@@ -1,17 +1,17 @@
-"""Files in S3 and compatible stores, Google Cloud Storage or Azure: objects that are read by ranges
-and written by uploads.
+"""Accesses files in S3 and compatible stores, Google Cloud Storage or Azure: objects are read by
+ranges and written by uploads.
 
 Needs the extra `[s3]` (obstore). Credentials, region and endpoint come from the environment, as for
-that store's own tools. obstore's blocking calls run in threads of the host, for the reason that
+the store's own tools. obstore's blocking calls run in threads of the host, for the reason that
 `checkpoint.cloud_objects` gives.
 
-obstore names no upload that another process could complete. So an upload ends at the barrier, as a
-hidden object, and the commit copies this object to its visible name. A copy within a store is one
-request, and a reader sees the whole object or none.
+With obstore, a process cannot complete an upload that another process has begun. So an upload ends
+at the barrier, as a hidden object, and the commit copies this object to its visible name. A copy
+within a store is one request, and readers see the whole object or none.
 
-Invariant: every object that this module leaves behind is visible in a listing of its directory. The
-exception are the parts of an upload above `UPLOAD_BYTES` whose process was killed: the store hides
-them, and a rule of the bucket must remove them.
+Invariant: everything that this module leaves behind is visible in a listing of its directory, with
+one exception. If the process is killed during an upload above `UPLOAD_BYTES`, the store keeps the
+hidden parts of the upload until a lifecycle rule of the bucket removes them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectFiles", "StoreError"]
 
 UPLOAD_BYTES = 8 << 20
-"""Content up to this size is one request; larger content is uploaded in parts of this size."""
+"""Content up to this size is uploaded in one request, larger content in parts of this size."""
 
 UPLOADS_AT_ONCE = 4
 """Maximum number of parts of one upload that are sent at the same time. This bounds the memory of
@@ -48,10 +48,10 @@ the upload.
 """
 
 READ_BYTES = 2 << 20
-"""Number of bytes of one request when an object is read."""
+"""Number of bytes that one request reads from an object."""
 
 RETRY: Any = {"max_retries": 10, "retry_timeout": timedelta(seconds=30)}
-"""Retries within obstore. Then the call fails, and the restart of the job tries again."""
+"""Retries within obstore. After these the call fails, and a restart of the job tries again."""
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class StoreError(ConnectionError):
 
 @contextmanager
 def _named(what: str, url: str) -> Iterator[None]:
-    """Raises an OSError that names `url` if the store fails in the block."""
+    """Within the block, replaces an error of the store by an OSError that names `url`."""
     try:
         yield
     except FileNotFoundError as error:
@@ -89,7 +89,7 @@ def _advice(error: BaseError, reason: str, url: str) -> str:
 class ObjectFiles:
     """A `FileAccess` to object stores. Paths are URLs, such as `s3://bucket/prefix/name`.
 
-    There are no directories: one exists while an object is below it.
+    Stores have no real directories: a directory exists while an object is below it.
     """
 
     def __init__(self, host: Host) -> None:
@@ -99,8 +99,8 @@ class ObjectFiles:
     # Reading.
 
     async def find(self, url: str) -> dict[str, FileStat]:
-        """Returns the objects that `url` means, sorted: one, those in a directory, or those that
-        match a pattern.
+        """Returns the objects that `url` refers to, sorted: one object, the objects in a directory,
+        or all that match a pattern.
         """
         return await self._call("list", url, self._find, url)
 
@@ -176,7 +176,7 @@ class ObjectFiles:
         """Does nothing: visible objects are durable."""
 
     async def rename_new(self, source: str, target: str) -> bool:
-        """Copies an object to a name that no other object ever has, and deletes the source."""
+        """Copies an object to a name that no other object ever uses, and deletes the source."""
         store, key = _place(source)
         await self._call("copy", source, obstore.copy, store, key, _place(target)[1])
         await self.delete(source)
@@ -247,7 +247,7 @@ def _stat_of(meta: Any) -> FileStat:
 
 
 def _place(url: str) -> tuple[Any, str]:
-    """Returns the store of `url`, and the key within its bucket."""
+    """Returns the store of `url`, and the object's key in the bucket."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     settings = tuple(
@@ -260,5 +260,7 @@ def _place(url: str) -> tuple[Any, str]:
 
 @lru_cache(maxsize=16)
 def _opened(root: str, settings: tuple[tuple[str, str], ...]) -> Any:
-    """Returns the store at `root`, which keeps its connections, for an environment of obstore."""
+    """Returns the store at `root`, cached with its connections. `settings` are the environment
+    variables that obstore uses.
+    """
     return from_url(root, retry_config=RETRY)

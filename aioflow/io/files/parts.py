@@ -6,9 +6,9 @@ A part is written under a hidden name,
 (synced and closed) and committed when the checkpoint is complete. Without checkpoints, the writer
 itself commits parts that are full or old, and the rest at the end.
 
-`since` is the checkpoint after whose barrier the part was begun, so its own barrier is that of a
-later one. A killed attempt leaves hidden files, which readers ignore. The next attempt of this sink
-(flow and uid), restored from checkpoint r, tells them apart by their names alone:
+`since` is the number of the last checkpoint before the part was begun, so the part is prepared at
+the barrier of a later checkpoint. A killed attempt leaves hidden files, which readers ignore. The
+next attempt of this sink (flow and uid), restored from checkpoint r, decides by their names alone:
 
     since < r     prepared up to r: it is among the committables of r, this subtask's or another's,
                   or was committed
@@ -21,12 +21,13 @@ later one. A killed attempt leaves hidden files, which readers ignore. The next 
                   not written to for so long that its writer must have ended
 
 Invariants: a visible part is complete and never changes. Committing and aborting are idempotent. No
-name is used twice, so a late copy of a request has no effect. Several sinks, of one flow or of
-many, may write to one directory. A part never replaces another: it gets the next free number
-instead. In an object store, where a name cannot be taken atomically, its name has a random token:
-`part-<subtask>-<n>-<token>.<ext>`. A sink never touches the hidden files of another sink. Two
-concurrent runs of one flow without checkpoints are told apart by age. With checkpoints the lease
-prevents a second run, unless the runs have different stores: then they must not share a directory.
+name is used twice, so a request that is executed late has no effect. Several sinks, of one flow or
+of many, may write to one directory. A part never replaces another: if its number is in use, it gets
+the next free one. In an object store, a name cannot be reserved atomically. There the name has a
+random token: `part-<subtask>-<n>-<token>.<ext>`. A sink never touches the hidden files of another
+sink. Two concurrent runs of one flow without checkpoints are told apart by age. With checkpoints
+the lease prevents a second run. Runs with different checkpoint stores must not share a directory,
+because each store has its own lease.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ UNCHECKED = "none"
 """Value of `since` in a run without checkpoints."""
 
 ABANDONED_MS = 600_000
-"""Minimum age of an abandoned part of a run without checkpoints.
+"""Minimum time without a write after which a part of a run without checkpoints counts as abandoned.
 
-Such a part is committed when it is `RollPolicy.age_ms` old. If a part was not written to for twice
-that time, and for at least this long, it is abandoned.
+A running writer commits such a part when it is `RollPolicy.age_ms` old. A part is abandoned if it
+was not written to for twice that time, and at least for this minimum.
 """
 
 _HIDDEN = re.compile(
@@ -73,7 +74,9 @@ _HIDDEN = re.compile(
 _VISIBLE = re.compile(r"(part-\d+-)(\d+)((?:-[0-9a-f]+)?\..+)")
 
 BUFFER_BYTES = 1024 * 1024
-"""Number of bytes at which the writer requests a flush: one call of the executor, one `write`."""
+"""Number of bytes at which the writer requests a flush. A flush is one call of the executor and one
+`write`.
+"""
 
 ROLL_EXAMPLE = "roll=af.io.RollPolicy(size_bytes=64 * 1024 * 1024, age_ms=60_000)"
 
@@ -93,12 +96,12 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RollPolicy:
-    """The policy that decides when a part is full. With checkpoints each checkpoint ends a part as
-    well.
+    """Decides when a part is full and the next one begins. With checkpoints, each checkpoint ends a
+    part as well.
     """
 
     size_bytes: int = 128 * 1024 * 1024
-    """Maximum size, checked after each flush, so a part may be larger by one buffer."""
+    """Maximum size. It is checked after each flush, so a part may be larger by one buffer."""
     age_ms: int = 60_000
     """Maximum time since the first record of the part, by the wall clock."""
 
@@ -156,14 +159,14 @@ class PartWriter(BaseWriter[Any]):
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """Notes that parts prepared up to `checkpoint_id` are committed, or will be by their
-        committer.
+        """Notes that the parts prepared up to `checkpoint_id` are committed, or will be committed,
+        so they must not be removed.
         """
         self._restored = self._since = checkpoint_id
 
     async def open(self) -> None:
-        """Creates the directory, removes the parts that will never be committed, and continues the
-        numbers of earlier runs.
+        """Creates the directory, removes the hidden files that will never be committed, and
+        continues the numbering of earlier runs.
         """
         if not self._is_store:
             await self._make_directory()
@@ -296,10 +299,11 @@ class PartWriter(BaseWriter[Any]):
             self._rolled = []
 
     async def _write(self, request: Coroutine[Any, Any, None]) -> None:
-        """Waits for a write of the part.
+        """Awaits `request`, a write to the current part.
 
-        If the caller is cancelled, the write goes on, because its thread cannot be stopped. `close`
-        waits for that write before it deletes the part. Otherwise the write could make it again.
+        If the caller is cancelled, the write continues, because its thread cannot be stopped.
+        `close` waits for this write before it deletes the part. Otherwise the write could create
+        the file again.
         """
         self._writing = asyncio.get_running_loop().create_task(request, name="write part")
         await asyncio.shield(self._writing)
@@ -314,7 +318,9 @@ class PartWriter(BaseWriter[Any]):
             await self._end_part()
 
     async def prepare(self, checkpoint_id: int) -> list[tuple[str, str]]:
-        """Returns every part so far: pairs (hidden path, visible path)."""
+        """Ends the current part. Returns all parts since the last checkpoint, as pairs (hidden
+        path, visible path).
+        """
         async with self._lock:
             await self._flush()
             await self._end_part()
@@ -325,8 +331,8 @@ class PartWriter(BaseWriter[Any]):
             return rolled
 
     async def close(self) -> None:
-        """Drops records that were not prepared: a restart writes them again, or they are not
-        needed.
+        """Deletes the parts that were not prepared: a restart writes their records again, or they
+        are not needed.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -342,10 +348,10 @@ class PartWriter(BaseWriter[Any]):
 
 
 class PartCommitter(BaseCommitter):
-    """The committer, which commits or deletes prepared parts of `directory`.
+    """Commits or deletes prepared parts of `directory`.
 
-    Committables come from a checkpoint, which others may have written. A pair with any other path
-    than a part of this directory is rejected with RestoreError before any rename or deletion.
+    Committables come from a checkpoint, which others may have written. A pair with a path that is
+    not a part of this directory is rejected with RestoreError before any rename or deletion.
     """
 
     def __init__(self, directory: str, host: Host | None = None) -> None:

@@ -1,11 +1,11 @@
-"""Finds the files that a path stands for, and divides them into splits. A path is that of a file or
-a directory, or a glob.
+"""Finds the files that a path refers to, and divides them into splits. The path of a source is a
+file, a directory or a glob.
 
-Names that begin with a dot or an underscore are ignored: they are unfinished parts and markers.
-They count only if a pattern contains the dot or underscore.
+Names that begin with a dot or an underscore are ignored, because they are unfinished parts and
+markers. They are found only if a pattern contains the dot or underscore.
 
 Work outside of a task, such as finding splits and committing, needs a host (access to files and the
-executor). The caller of a connector may lend its own host.
+executor). The caller of a connector may pass its own host.
 
 `checked_place` decides whether a path or URL belongs to this machine or to an object store.
 """
@@ -49,11 +49,12 @@ __all__ = [
 ]
 
 SPLIT_BYTES = 64 * 1024 * 1024
-"""Minimum size of files that are divided at line ends, so that several subtasks read them."""
+"""Size above which a file is divided at line ends, so that several subtasks can read it."""
 
 
 def checked_path(path: str | os.PathLike[str], function: str) -> str | PurePath:
-    """Returns `path` in the form of `local_path`: a `Path` means itself, a text may be a pattern.
+    """Returns `path` as `local_path` does: a `Path` refers to one file or directory, a text may be
+    a pattern.
 
     Raises GraphError naming `function`.
     """
@@ -68,7 +69,8 @@ def checked_place(path: str | os.PathLike[str], function: str) -> str | PurePath
     """Returns `path` as `checked_path` does, or the URL of an object store, without a slash at its
     end.
 
-    Raises GraphError naming `function`, also if the extra for object stores is not installed.
+    Raises GraphError naming `function` for an invalid path, or if the extra for object stores is
+    not installed.
     """
     given: object = path  # Callers may pass other types than the annotation says.
     if isinstance(given, PurePath) and is_object_url(str(given).replace(":/", "://", 1)):
@@ -101,11 +103,11 @@ def checked_place(path: str | os.PathLike[str], function: str) -> str | PurePath
 async def find_files(
     host: Host, path: str | PurePath, *, may_be_missing: bool = False
 ) -> dict[str, FileStat]:
-    """Returns the files that `path` means, sorted.
+    """Returns the files that `path` refers to, sorted.
 
-    Raises FileNotFoundError if there are none, unless `may_be_missing`. The number of calls into
-    the executor is small for any number of files, and the loop does little work. Directories with
-    very many files are listed again and again.
+    Raises FileNotFoundError if there are none, unless `may_be_missing`. Makes few executor calls
+    for any number of files, and does little work on the loop, because directories with very many
+    files are listed repeatedly.
     """
     text = str(path)
     if is_object_url(text):
@@ -148,8 +150,8 @@ async def _find_objects(host: Host, url: str, may_be_missing: bool) -> dict[str,
 
 
 def pattern_hint(path: str | PurePath) -> str:
-    """Returns advice if `path` is a `Path`, which is never a pattern, but looks like one. Otherwise
-    returns an empty text.
+    """Returns advice if `path` is a `Path` that looks like a pattern, because a `Path` is never
+    used as one. Otherwise returns an empty text.
     """
     text = str(path)
     return (
@@ -187,7 +189,8 @@ async def _expand(
 ) -> list[str]:
     """Returns the existing paths that match `parts` below `base`.
 
-    `above` are the directories that `**` has passed through. Links may lead back to them.
+    `above` has the directories that `**` has already passed through, because links may lead back to
+    them.
     """
     if not parts:
         return [base]
@@ -249,9 +252,10 @@ async def cut(
 
 
 def respelled(ids: Sequence[str], path: str) -> list[str]:
-    """Returns `ids` of parts in the spelling of `path`: absolute or relative, and normalised.
+    """Returns the `ids` of parts with their paths made absolute or relative, as `path` is, and
+    normalised.
 
-    An id whose new spelling is in use stays as it is.
+    An id stays unchanged if its new spelling is already in use.
     """
     if is_object_url(path):
         return list(ids)  # An object has one name.
@@ -287,10 +291,10 @@ async def lent(host: Host | None) -> AsyncIterator[Host]:
 
 
 def local_path(path: str | os.PathLike[str]) -> str | PurePath:
-    """Returns `path` on this machine: `file:///x` is `/x`, `~` the home directory.
+    """Returns `path` as a local path: `file:///x` becomes `/x`, and `~` the home directory.
 
-    A text stays a text, since it may be a pattern. Raises TypeError for a value that is no path,
-    ValueError for an empty path and for a URL of another place.
+    A text stays a text, because it may be a pattern. Raises TypeError for a value that is not a
+    path, and ValueError for an empty path or a URL that is not local.
     """
     given: object = path  # Callers may pass other types than the annotation says.
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(path), str):

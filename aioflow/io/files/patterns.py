@@ -1,7 +1,7 @@
-"""The grammar of the paths of files: patterns of names, and URLs of object stores.
+"""The grammar of file paths: patterns of names, and URLs of object stores.
 
-Names that begin with a dot or an underscore are unfinished parts and markers. They match only if
-the pattern contains the dot or underscore.
+Names that begin with a dot or an underscore are unfinished parts and markers. They match a pattern
+only if it contains the dot or underscore.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from pathlib import PurePath
 __all__ = ["fixed_part", "has_pattern", "is_matched", "is_object_url", "url_scheme"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
-"""A scheme has at least two letters: a single one is a drive of Windows."""
+"""Matches the scheme of a URL. It has at least two letters, because a single letter is a Windows
+drive.
+"""
 
 _STORES = frozenset(
     {
@@ -36,7 +38,7 @@ _STORES = frozenset(
         "viewfs",
     }
 )
-"""Schemes that are recognised even if a slash is missing."""
+"""Schemes that are recognised even if a slash after the colon is missing."""
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -49,7 +51,7 @@ def is_object_url(path: str) -> bool:
 def url_scheme(path: str | os.PathLike[str]) -> str:
     """Returns the scheme of a URL in lower case, or an empty text.
 
-    A `Path` made of a URL also has a scheme, although it has lost a slash.
+    A `Path` made from a URL also has a scheme, although it has lost a slash.
     """
     found = _SCHEME.match(os.fspath(path))
     if found is None:
@@ -60,21 +62,23 @@ def url_scheme(path: str | os.PathLike[str]) -> str:
 
 
 def has_pattern(text: str) -> bool:
-    """Returns whether `text` contains a sign of a glob."""
+    """Returns whether `text` contains a special character of globs."""
     return _MAGIC.search(text) is not None
 
 
 def fixed_part(path: str | PurePath) -> str:
-    """Returns the part of `path` that must exist: all, or the directory before the pattern."""
+    """Returns the part of `path` that must exist: the whole path, or the directory before the
+    pattern.
+    """
     text = str(path)
     magic = _MAGIC.search(text) if isinstance(path, str) else None
     return text if magic is None else posixpath.dirname(text[: magic.start()]) or "."
 
 
 def is_matched(path: list[str], pattern: list[str]) -> bool:
-    """Returns whether `find_files` finds a file by a pattern.
+    """Returns whether `find_files` would find the file `path` by `pattern`.
 
-    Both are given as the parts between slashes.
+    Both are lists of the parts between slashes.
     """
     if not pattern or not path:
         return not pattern and not path

@@ -1,8 +1,8 @@
-"""Formats for the bodies of messages: Avro, Protobuf and JSON Schema with their schemas, and
-Debezium's changes in JSON.
+"""Formats for message bodies: Avro, Protobuf and JSON Schema with their schemas, and Debezium's
+changes in JSON.
 
-Each function returns a `Format`, which every connector of a broker takes as `format=`. Importing
-this package loads no client library.
+Each function returns a `Format`, which every broker connector accepts as `format=`. Importing this
+package loads no client library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _MODULES = {
     "json_schema": "json_format",
     "protobuf": "protobuf_format",
 }
-"""Module of each name. No module has the name of a function, which it would replace."""
+"""Module of each name. No module has the name of a function, because importing the module would
+replace the function.
+"""
 
 
 def __getattr__(name: str) -> Any:

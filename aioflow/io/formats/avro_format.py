@@ -1,8 +1,8 @@
 """Avro: `avro(Type)` or `avro(schema)`, with a schema registry or without one.
 
-A body is read with the schema that it was written with, which the registry has, and then becomes
+A body is decoded with the schema it was written with, which the registry has, and then converted to
 the type of the elements. So the type may have more or fewer fields than the writer's schema: the
-defaults of the type fill in what is missing. With a schema instead of a type, Avro's rules of
+type's defaults fill in missing fields. With a schema instead of a type, Avro's rules of schema
 resolution apply. Needs the extra `aioflow[avro]` (fastavro).
 """
 
@@ -78,16 +78,16 @@ def avro(
     """Returns the format of Avro bodies.
 
     `type` is the type of the elements, from which a schema is made. It may also be a schema, as
-    JSON: then the elements are dicts, or of the `type` of the connector. With a `registry`, bodies
-    have the id of their schema before them. A source reads each body with the schema of its id.
-    Without type and schema, it gives dicts, and a sink writes with the latest schema of its
-    subject.
+    JSON: then the elements are dicts, or of the connector's `type`. With a `registry`, each body is
+    preceded by the id of its schema, and a source decodes the body with this schema. If `type` is
+    None, a source emits dicts, and a sink writes with the latest schema of its subject.
 
-    `subject` says where a sink registers its schema: "topic" means `TOPIC-value` or `TOPIC-key`,
-    "record" the full name of the record, and "topic-record" both. A function of both is allowed.
-    With `auto_register=False` the subject must have the schema. `namespace` is that of a schema
-    that is made from a type. `aliases` has former names of fields, such as `{"total": "amount"}`,
-    or `{"Line.total": ["amount"]}` for a record inside another.
+    `subject` is the subject under which a sink registers its schema: "topic" means `TOPIC-value` or
+    `TOPIC-key`, "record" the full name of the record, and "topic-record" both names. It may also be
+    a function of both names. With `auto_register=False` the subject must already have the schema.
+    `namespace` is the namespace of a schema that is made from a type. `aliases` has former names of
+    fields, such as `{"total": "amount"}`, or `{"Line.total": ["amount"]}` for a record inside
+    another.
     """
     _library()
     place = "avro(...)"
@@ -124,7 +124,9 @@ def _library() -> Any:
 
 
 def _read(schema: Any, place: str) -> Any:
-    """Returns a schema as JSON. Raises GraphError if it is none."""
+    """Returns `schema`, a JSON text or value, as a JSON value. Raises GraphError if it is no Avro
+    schema.
+    """
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -158,7 +160,9 @@ class AvroFormat(TypedFormat[T]):
         return f"avro({shown})"
 
     def _own_schema(self, place: str) -> Any:
-        """Returns the schema of this format, or None without type and schema."""
+        """Returns the schema of this format: the given one, or one made from the type. Returns None
+        without both.
+        """
         if self.schema is not None or self.type in (None, dict, Any):
             return self.schema
         try:
@@ -185,7 +189,7 @@ class AvroFormat(TypedFormat[T]):
         return Decoder(decode)
 
     def _reader(self, schema: Schema) -> Callable[[bytes], Any]:
-        """Returns the reader of bodies that were written with `schema`."""
+        """Returns a function that decodes bodies that were written with `schema`."""
         named = _referred(schema)
         written = _json(schema.text)
         if self.aliases:
@@ -217,7 +221,9 @@ class AvroFormat(TypedFormat[T]):
 
 
 def _json(text: str) -> Any:
-    """Returns the schema in an answer. A primitive one may be there without quotes."""
+    """Returns the schema in a registry's answer as a JSON value. Some registries send a primitive
+    schema without quotes.
+    """
     try:
         return json.loads(text)
     except ValueError:
@@ -225,7 +231,7 @@ def _json(text: str) -> Any:
 
 
 def _referred(schema: Schema) -> dict[str, Any]:
-    """Returns the named types of the schemas that `schema` refers to."""
+    """Returns the named types that the references of `schema` define."""
     named: dict[str, Any] = {}
     for _, text in schema.references:
         _parsed(_json(text), named)
@@ -235,9 +241,11 @@ def _referred(schema: Schema) -> dict[str, Any]:
 def _body_reader(
     written: Any, wanted: Any, skipped: int, make: Callable[[Any], Any] | None
 ) -> Callable[[bytes], Any]:
-    """Returns a function that reads bodies of the schema `written` after `skipped` bytes.
+    """Returns a function that decodes bodies of the schema `written`, after the first `skipped`
+    bytes.
 
-    The values are resolved into the schema `wanted`, unless it is None.
+    Values are resolved to the schema `wanted` unless it is None, and then converted by `make`
+    unless it is None.
     """
     read = _library().schemaless_reader
     if checked_written(written):
@@ -263,19 +271,19 @@ def _body_reader(
 
 
 class _Writer:
-    """Writes the values of one sink."""
+    """Encodes the values of one sink."""
 
     def __init__(self, place: str, exact: Any) -> None:
         self._place = place
         self._exact = exact
-        """The type that the schema was made of: its values have no other fields."""
+        """The type that the schema was made from: its values have only fields of the schema."""
         self._plain = PlainValues()
         self._write = _library().schemaless_writer
         self._schema: Any = None
         self._shown = ""
 
     def use(self, schema: Any, named: dict[str, Any]) -> str | None:
-        """Writes with `schema` from now on. Returns its full name; None if it has no name."""
+        """Sets the schema to write with. Returns its full name, or None if it has no name."""
         self._schema = _parsed(schema, named)
         name = self._schema.get("name") if isinstance(self._schema, dict) else None
         self._shown = name or json.dumps(schema)[:80]

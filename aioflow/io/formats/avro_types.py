@@ -1,7 +1,8 @@
-"""Avro schemas of Python types: a record for each class with fields, and the usual types inside.
+"""Makes Avro schemas for Python types: a record for each class with fields, and Avro's types for
+the types of the fields.
 
-The fields of dataclasses, Structs, TypedDicts, attrs classes and Pydantic models are those of their
-input. A field with a default has this default in the schema, so that readers can fill it in.
+The fields of dataclasses, Structs, TypedDicts, attrs classes and Pydantic models have the names in
+their input. A field with a default has this default in the schema, so that readers can fill it in.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def avro_schema_of(
     """Returns the Avro schema of a type, as JSON.
 
     `aliases` has the former names of fields, by "field" or "Record.field". Raises GraphError naming
-    the part that has no Avro type.
+    a field or item whose type has no Avro type.
     """
     return _Maker(namespace, aliases or {}).of(kinds.type_info(type), "")
 
@@ -58,7 +59,7 @@ class _Maker:
         self._namespace = namespace
         self._aliases = aliases
         self._named: dict[str, type] = {}
-        """The named types of the schema so far: each is defined once."""
+        """The named types defined in the schema so far. Each is defined only once."""
 
     def of(self, info: kinds.Type, place: str) -> Any:
         simple = _SIMPLE.get(type(info))
@@ -102,7 +103,9 @@ class _Maker:
         )
 
     def _defined(self, cls: type) -> str | None:
-        """Returns the name of `cls` if the schema has defined it, otherwise None."""
+        """Returns the Avro name of `cls`, and notes that the schema defines it. Raises GraphError
+        if another type has this name.
+        """
         name = re.sub(r"\W+", "_", cls.__name__).strip("_")
         known = self._named.setdefault(name, cls)
         if known is not cls:
@@ -165,7 +168,9 @@ class _Maker:
 
 
 def _is_record(info: kinds.Type) -> bool:
-    """Returns whether a type has fields. Only a tag tells several of these in a union apart."""
+    """Returns whether a type has fields. Several such types in a union need a tag to be
+    told apart.
+    """
     return isinstance(info, (kinds.DataclassType, kinds.StructType, kinds.TypedDictType))
 
 
@@ -211,9 +216,10 @@ def _as_json(default: Any) -> Any:
 
 
 def renamed(schema: Any, aliases: Mapping[str, Sequence[str]]) -> Any:
-    """Returns the schema of a writer with the fields under their present names.
+    """Returns a writer's schema in which fields with former names have their present names.
 
-    `aliases` has the former names of fields. Nothing is renamed into a name that is taken.
+    `aliases` has the former names of fields. A field is not renamed if the record already has a
+    field with the present name.
     """
     if isinstance(schema, list):
         return [renamed(one, aliases) for one in schema]
@@ -250,13 +256,14 @@ PROMOTIONS = {
     "string": {"bytes"},
     "bytes": {"string"},
 }
-"""The types that Avro reads a type as."""
+"""Written type -> the other types that Avro can read its values as."""
 
 
 def differing_field(written: Any, wanted: Any) -> str | None:
-    """Returns the path of the first field whose type cannot be read as that of `wanted`.
+    """Returns the path of the first field of `written` whose type cannot be read as the type in
+    `wanted`.
 
-    Returns None if no field is found, such as in a union.
+    Returns None if no such field is found; unions are not searched.
     """
     if not (isinstance(written, dict) and isinstance(wanted, dict)):
         return None
@@ -287,8 +294,8 @@ def _kind(schema: Any) -> str:
 def checked_written(schema: Any) -> bool:
     """Returns whether a parsed schema contains itself, so that its values may nest without limit.
 
-    Raises ValueError for an array whose items take no bytes: a few damaged bytes could then say
-    that it has any number of them.
+    Raises ValueError for an array whose items take no bytes: a few damaged bytes could claim any
+    number of items.
     """
     return _nests(schema, frozenset())
 

@@ -1,8 +1,8 @@
 """The JSON of Debezium: the changes of a database's rows, as its connectors write them to a broker.
 
 A message is an object with the row `before` and `after` a change, and `op`, the kind of the change.
-With the schemas of Kafka Connect (`schemas.enable=true`) it stands in `payload`, beside its schema,
-which says how numbers and texts stand for decimals, bytes and times.
+With the schemas of Kafka Connect (`schemas.enable=true`) this object is in `payload`, beside its
+schema. The schema describes how decimals, bytes and times are encoded as numbers and texts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS: dict[str, ChangeKind] = {
     "t": "truncate",
     "u": "update",
 }
-"""Kinds of changes by `op`."""
+"""`op` of a message -> kind of the change."""
 
 _TEXT = "__debezium_unavailable_value"
 _BYTES = base64.b64encode(_TEXT.encode()).decode()
@@ -55,22 +55,22 @@ UNAVAILABLE: list[Any] = [
 hstore, and as arrays of texts, bytes, UUIDs and integers.
 """
 _MARKS = [one.encode() for one in (_TEXT, _BYTES, _UUID, ",".join(map(str, _TEXT.encode())))]
-"""Parts of JSON of which a row with such a value has one."""
+"""Fragments of JSON. A row with a value of `UNAVAILABLE` contains at least one of them."""
 
 DAY_US = 86_400_000_000
 
 Row = Callable[[Any], Any]
-"""Makes a row of its JSON, or of a dict of values."""
+"""Makes a row from its JSON, or from a dict of values."""
 
 
 @explained
 def debezium_json(type: Any = None, *, key: str | Sequence[str]) -> Format[Change[Any]]:
     """Returns the format of Debezium's change events in JSON, with or without their schemas.
 
-    Each element is an `af.Change`, as those of `postgres_changes`. Rows are dicts, or of `type`.
-    `key` names the columns that identify a row. A message with its schema gives decimals, bytes and
-    times as objects of Python; without the schema they are what JSON has. A tombstone, the record
-    without a value after a deletion, is None. A sink cannot write this format.
+    Each element is an `af.Change`, as from `postgres_changes`. Rows are dicts, or of `type`. `key`
+    names the columns that identify a row. In a message with its schema, decimals, bytes and times
+    become Python objects; without a schema they stay JSON values. A tombstone, the record without a
+    value after a deletion, is None. A sink cannot write this format.
     """
     place = "debezium_json(...)"
     names = one_or_more(key)
@@ -85,7 +85,7 @@ NULL = msgspec.Raw(b"null")
 
 
 class _Message(msgspec.Struct):
-    """An event, or its envelope with a schema. Parts that are not read stay bytes."""
+    """An event, or its envelope with a schema. Fields that may not be needed are kept undecoded."""
 
     schema: msgspec.Raw = NULL
     payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -102,7 +102,7 @@ class DebeziumJson(Format[Change[Any]]):
 
     key: tuple[str, ...]
     row: Row | None = None
-    """Makes a row that has all columns of the key. None: a dict of JSON."""
+    """Makes a row of the user's type from its JSON. None leaves rows as dicts."""
 
     def __repr__(self) -> str:
         return f"debezium_json(key={list(self.key)!r})"
@@ -123,7 +123,9 @@ class DebeziumJson(Format[Change[Any]]):
         )
 
     def decode(self, body: bytes | str) -> Change[Any] | None:
-        """Returns the change of an event, None for one that changes no row. Raises ValueError."""
+        """Returns the change in an event, or None for an event that changes no row. Raises
+        ValueError for a malformed event.
+        """
         message = _MESSAGE.decode(body)
         convert = None
         if message.payload is not msgspec.UNSET and message.op is None:
@@ -164,7 +166,9 @@ class DebeziumJson(Format[Change[Any]]):
         )
 
     def _row(self, raw: msgspec.Raw, convert: Row | None) -> tuple[Any, tuple[str, ...]]:
-        """Returns a row, and the columns whose value the database did not log."""
+        """Returns the row in `raw`, and the names of the columns whose value the database did not
+        log.
+        """
         data = bytes(raw)
         if data == b"null":
             return None, ()
@@ -200,7 +204,7 @@ class DebeziumJson(Format[Change[Any]]):
 
 
 class _Typed:
-    """Makes an object of a type of a row's JSON, or of a dict."""
+    """Makes an object of a type from a row's JSON, or from a dict."""
 
     def __init__(self, type: Any) -> None:
         self._type = type
@@ -261,12 +265,16 @@ _NAMED: dict[str, Callable[[Any], Any]] = {
     "org.apache.kafka.connect.data.Time": lambda x: _time(x * 1000),
     "org.apache.kafka.connect.data.Timestamp": lambda x: _moment(x * 1000),
 }
-"""Values of the types that have a name. Times are naive where the database has no time zone."""
+"""Name of a schema's type -> function that decodes a value. Times are naive if the database type
+has no time zone.
+"""
 
 
 @lru_cache(64)
 def _converter(schema: bytes) -> Row | None:
-    """Returns what converts a row of an event with this schema, None if values stay as they are."""
+    """Returns a function that converts the rows of events with `schema`, or None if the rows need
+    no conversion.
+    """
     try:
         parts = (msgspec.json.decode(schema) or {}).get("fields", ())
         row = next((one for one in parts if one.get("field") in ("after", "before")), None)
@@ -278,7 +286,9 @@ def _converter(schema: bytes) -> Row | None:
 
 
 def _reader(schema: dict[str, Any]) -> Row | None:
-    """Returns what converts a value of a schema that is not null; None if it stays as it is."""
+    """Returns a function that converts non-null values of `schema`, or None if they need no
+    conversion.
+    """
     name, kind = schema.get("name"), schema.get("type")
     if name == "org.apache.kafka.connect.data.Decimal":
         scale = int(schema["parameters"]["scale"])

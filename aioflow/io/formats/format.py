@@ -1,9 +1,9 @@
-"""Formats of message bodies: how a value becomes the body of a message, and a body a value.
+"""Formats of message bodies: they encode values as bodies, and decode bodies to values.
 
-A connector of a broker takes `format="json"`, "text" or "bytes", or a `Format` of `af.io.formats`.
-A format is pure data. Its `decoder` and `encoder` work on one body at a time, and never wait.
-Schemas are fetched earlier: `Decoder.prepare` is awaited when messages arrive, and `Encoder.head`
-before the first record goes to a destination.
+A broker connector accepts `format="json"`, "text" or "bytes", or a `Format` of `af.io.formats`. A
+format is pure data. Its `decoder` and `encoder` process one body at a time, and never wait. Schemas
+are fetched earlier: `Decoder.prepare` is awaited when messages arrive, and `Encoder.head` before
+the first record goes to a destination.
 """
 
 from __future__ import annotations
@@ -52,25 +52,31 @@ __all__ = [
 
 
 class Decoder(NamedTuple):
-    """The functions that read the bodies of messages."""
+    """The functions that decode message bodies."""
 
     decode: Callable[[bytes], Any]
-    """Returns the value of a body. Raises an error of `arguments.MALFORMED`."""
+    """Returns the value of a body. Raises an error of `arguments.MALFORMED` for a
+    malformed body.
+    """
     prepare: Callable[[Iterable[bytes]], Awaitable[None]] | None = None
-    """Fetches the schemas of these bodies. Bodies of other formats need none."""
+    """Fetches the schemas of the given bodies. None for formats without schemas."""
 
 
 class Encoder(NamedTuple):
-    """The functions that write the bodies of messages."""
+    """The functions that encode message bodies."""
 
     encode: Callable[[Any], bytes]
-    """Returns the body of a value, without its head. Raises TypeError naming sink and value."""
+    """Returns the body for a value, without its head. Raises TypeError naming the sink and the
+    value.
+    """
     head: Callable[[str], Awaitable[bytes]] | None = None
-    """Returns the bytes before each body at a destination: a topic, a subject or a stream."""
+    """Returns the head: the bytes before each body that goes to a destination (a topic, subject or
+    stream).
+    """
 
 
 class Format(ABC, Generic[T]):
-    """A format of the bodies of messages. The functions of `af.io.formats` return formats."""
+    """A format of message bodies. The functions of `af.io.formats` return formats."""
 
     def of(self, type: Any) -> Format[Any]:
         """Returns this format with elements of `type`. Raises TypeError if the format has another
@@ -80,11 +86,11 @@ class Format(ABC, Generic[T]):
 
     @abstractmethod
     def decoder(self, host: Host) -> Decoder:
-        """Returns the functions that read bodies."""
+        """Returns the functions that decode bodies."""
 
     @abstractmethod
     def encoder(self, place: str, host: Host, *, is_key: bool = False) -> Encoder:
-        """Returns the functions that write bodies; `place` is the sink, for messages."""
+        """Returns the functions that encode bodies; `place` names the sink in errors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +124,8 @@ class PlainFormat(Format[T]):
 def checked_format(format: str | Format[Any], type: Any, place: str) -> Format[Any]:
     """Returns the format that `format=` names, with elements of `type`.
 
-    Raises GraphError naming `place`, also for a type that the format cannot be decoded into.
+    Raises GraphError naming `place` for an invalid format, or a type that the format cannot be
+    decoded into.
     """
     if isinstance(format, Format):
         return with_type(format, type, place)
@@ -145,7 +152,7 @@ def checked_format(format: str | Format[Any], type: Any, place: str) -> Format[A
 def with_type(format: Format[Any], type: Any, place: str) -> Format[Any]:
     """Returns `format` with elements of `type`, or unchanged if `type` is None.
 
-    Raises GraphError naming `place`.
+    Raises GraphError naming `place` if the format does not support the type.
     """
     try:
         return format if type is None else format.of(type)
@@ -184,7 +191,7 @@ KEPT = (
     decimal.Decimal,
     uuid.UUID,
 )
-"""Types for which Avro and Protobuf have types of their own."""
+"""Types that Avro or Protobuf can encode directly."""
 
 
 class PlainValues:
@@ -194,7 +201,7 @@ class PlainValues:
         self._converters: dict[type, Callable[[Any], Any]] = {}
 
     def of(self, value: Any) -> Any:
-        """Returns a value as fields. Raises TypeError for a value that has none."""
+        """Returns `value` in these types. Raises TypeError for an object without fields."""
         convert = self._converters.get(type(value))
         if convert is None:
             convert = self._converters[type(value)] = _converter_of(type(value))

@@ -1,8 +1,8 @@
 """JSON with a schema registry: `json_schema(Type)` writes JSON, and registers the JSON Schema of
 the type.
 
-A source does not ask the registry: JSON needs no schema to be read, and the type of the elements
-checks them.
+A source does not ask the registry: JSON is decoded without a schema, and checked against the type
+of the elements.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ def json_schema(
 ) -> Format[Any]:
     """Returns the format of JSON bodies with the id of a JSON Schema before them.
 
-    `type` is the type of the elements, whose schema a sink registers, or a JSON Schema: then the
-    elements are those of JSON, or of the `type` of the connector. Without both, a sink writes with
-    the id of the latest schema of its subject. A source needs no schema; the type checks what it
-    reads. `registry`, `subject` and `auto_register` are as for `avro`.
+    `type` is the type of the elements, whose JSON Schema a sink registers. It may also be a JSON
+    Schema: then the elements are plain JSON values, or of the connector's `type`. If `type` is
+    None, a sink writes with the id of the latest schema of its subject. A source needs no schema;
+    it checks elements against their type. `registry`, `subject` and `auto_register` are as for
+    `avro`.
     """
     place = "json_schema(...)"
     registration = checked_registration(registry, subject, auto_register, place)

@@ -1,11 +1,11 @@
 """Protobuf: `protobuf(Message)`, with a schema registry or without one.
 
-With a registry, a body has the id of its schema, and the place of its message in the schema's file.
-The reader checks that the message is the given one. If the registry gives the text of a .proto file
-instead of a descriptor, the reader compares the place of the class in its own file.
+With a registry, a body begins with the id of its schema, and the index path of its message type in
+the schema's file. The reader checks that this is the expected message type. If the registry returns
+the text of a .proto file instead of a descriptor, the reader compares index paths instead.
 
-Without a message class, the registry's descriptors are enough to read and write: elements are
-dicts, or of the type of the connector. Needs the extra `aioflow[protobuf]`.
+Without a message class, bodies are decoded and encoded with the registry's descriptors: elements
+are dicts, or of the connector's type. Needs the extra `aioflow[protobuf]`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ if TYPE_CHECKING:
 __all__ = ["ProtobufFormat", "message_indexes", "protobuf", "read_indexes"]
 
 NESTED_MAX = 100
-"""Number of indexes of a message: more of them are damaged bytes."""
+"""Maximum length of an index path. A longer one means damaged bytes."""
 
 WELL_KNOWN = "google/protobuf/"
-"""Folder of the files that each library of Protobuf has, so no registry needs them."""
+"""Folder of the schema files that come with every Protobuf library, so registries need not have
+them.
+"""
 
 
 @overload
@@ -79,13 +81,14 @@ def protobuf(
 ) -> Format[Any]:
     """Returns the format of Protobuf bodies.
 
-    `message` is a class that protoc has made: the elements are its messages, or, if the connector
-    has a `type`, objects of this type with the same fields. Without a class, the elements are
-    dicts, or objects of the type, by the descriptors in the registry; a sink then writes the first
-    message of the latest schema of its subject. `registry`, `subject` and `auto_register` are as
-    for `avro`; files that the schema imports are registered under their own names.
+    `message` is a class that protoc has generated. The elements are its messages, or, if the
+    connector has a `type`, objects of this type with the same fields. Without a class, the
+    registry's descriptors are used: the elements are dicts, or objects of the connector's type, and
+    a sink writes the first message type in the latest schema of its subject. `registry`, `subject`
+    and `auto_register` are as for `avro`. Files that the schema imports are registered under their
+    own names.
 
-    In dicts, a field that has presence and is not set is None. An enum value is its name, and a
+    In dicts, an unset field is None if its presence is tracked. An enum value is its name, and a
     Timestamp or Duration is a datetime or timedelta.
     """
     base = _library()
@@ -100,7 +103,9 @@ def protobuf(
 
 
 def _library() -> Any:
-    """Returns the base class of messages. Raises ModuleNotFoundError naming the extra."""
+    """Returns Protobuf's base class of messages. Raises ModuleNotFoundError naming the extra to
+    install.
+    """
     try:
         from google.protobuf.message import Message
     except ImportError:
@@ -137,7 +142,9 @@ class ProtobufFormat(TypedFormat[T]):
         return Decoder(decode)
 
     def _message_reader(self, message: Any) -> Callable[[bytes], Any]:
-        """Returns the reader of the bytes of one kind of message."""
+        """Returns a function that decodes the bytes of the message class `message` to an
+        element.
+        """
         parse = message.FromString
         if self.message is not None and self.type is None:
             return parse  # type: ignore[no-any-return]
@@ -147,7 +154,7 @@ class ProtobufFormat(TypedFormat[T]):
         return lambda body: make(fields(parse(body)))
 
     def _reader(self, schema: Schema) -> Callable[[bytes], Any]:
-        """Returns the reader of bodies that were written with `schema`."""
+        """Returns a function that decodes bodies that were written with `schema`."""
         file = None if self.message is not None and is_proto_file(schema.text) else _file_of(schema)
         readers: dict[tuple[int, ...], Callable[[bytes], Any]] = {}
 
@@ -198,7 +205,7 @@ class ProtobufFormat(TypedFormat[T]):
 
 
 class _Writer:
-    """Writes the messages of one sink."""
+    """Encodes the messages of one sink."""
 
     def __init__(self, place: str, message: Any) -> None:
         self._place = place
@@ -276,7 +283,9 @@ def _is_repeated(field: Any) -> bool:
 def _part(
     field: Any, make: Callable[[Any], Callable[[Any], dict[str, Any]]]
 ) -> Callable[[Any], Any] | None:
-    """Returns the function that converts the value of a field; None for one that stays."""
+    """Returns the function that converts a value of `field`, or None if the value needs no
+    conversion.
+    """
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         one = _single(field.message_type.fields_by_name["value"], make)
         if one is None:
@@ -319,7 +328,9 @@ def _single(
 
 
 def _document_of(file: Any) -> Document:
-    """Returns the schema of a file: its serialized descriptor, with the files that it imports."""
+    """Returns the schema of a file for the registry: its serialized descriptor, and the files that
+    it imports.
+    """
     references = {
         other.name: _document_of(other)
         for other in file.dependencies
@@ -329,7 +340,7 @@ def _document_of(file: Any) -> Document:
 
 
 def _file_of(schema: Schema) -> Any:
-    """Returns the descriptor of the file of `schema`, in a pool of its own."""
+    """Returns the file descriptor for `schema`, in a new descriptor pool."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.descriptor_pool import DescriptorPool
 
@@ -375,7 +386,7 @@ def _class_of(descriptor: Any) -> Any:
 
 
 def _message_at(file: Any, path: tuple[int, ...]) -> Any:
-    """Returns the descriptor of the message that a path of indexes leads to."""
+    """Returns the descriptor of the message type at an index path in `file`."""
     several = list(file.message_types_by_name.values())
     found = None
     for index in path:
@@ -387,7 +398,9 @@ def _message_at(file: Any, path: tuple[int, ...]) -> Any:
 
 
 def _path_of(descriptor: Any) -> tuple[int, ...]:
-    """Returns the path of indexes that leads to a message in its file."""
+    """Returns the index path of a message type in its file: the index of each enclosing type, then
+    its own.
+    """
     outer = descriptor.containing_type
     if outer is None:
         several = list(descriptor.file.message_types_by_name.values())
@@ -399,14 +412,18 @@ def _path_of(descriptor: Any) -> tuple[int, ...]:
 
 
 def message_indexes(path: tuple[int, ...]) -> bytes:
-    """Returns the bytes of a path. That of the first message is a single zero."""
+    """Returns the bytes for an index path in the wire format. The path of the first message is a
+    single zero byte.
+    """
     if path == (0,):
         return b"\0"
     return b"".join(map(_varint, (len(path), *path)))
 
 
 def read_indexes(body: bytes, begin: int) -> tuple[tuple[int, ...], int]:
-    """Returns the path at `begin`, and where it ends. Raises ValueError for damaged bytes."""
+    """Returns the index path at offset `begin` of `body`, and the offset after it. Raises
+    ValueError for damaged bytes.
+    """
     if body[begin : begin + 1] == b"\0":
         return (0,), begin + 1
     count, begin = _read_varint(body, begin)

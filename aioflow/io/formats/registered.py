@@ -1,8 +1,7 @@
 """The wire format of schema registries: a zero byte and the id of a schema before each body.
 
-`SchemaReaders` reads bodies by the schemas that their ids name, and `SchemaHeads` gives the bytes
-before the bodies that a sink writes. Both ask the registry only for an id or a subject that they do
-not know yet.
+`SchemaReaders` decodes bodies with the schemas of their ids. `SchemaHeads` returns the bytes to
+write before each body. Both ask the registry only for an id or a subject that they do not know yet.
 """
 
 from __future__ import annotations
@@ -28,27 +27,31 @@ HEAD = struct.Struct(">BI")
 HEAD_BYTES = HEAD.size
 
 FORGET_S = 30.0
-"""Time after which a schema that the registry did not have is asked for again."""
+"""Time after which a schema that the registry lacked is requested again."""
 
 MISSING_MAX = 10_000
-"""Number of missing schemas that are remembered."""
+"""Maximum number of missing schemas that are remembered."""
 
 SUBJECTS = ("topic", "record", "topic-record")
 
 Subject = str | Callable[[str, str], str]
-"""One of `SUBJECTS`, or a function of a topic and the name of a record."""
+"""One of `SUBJECTS`, or a function that returns the subject for a topic and the name of
+a record.
+"""
 
 
 @dataclass(frozen=True)
 class Registration:
-    """A registry, and how the schemas of one format are found there."""
+    """A registry, and the arguments that determine the subjects of one format's schemas."""
 
     registry: SchemaRegistry
     subject: Subject
     auto_register: bool
 
     def subject_of(self, topic: str, record: str | None, is_key: bool) -> str:
-        """Returns the subject of the bodies of a topic; `record` is their schema's full name."""
+        """Returns the subject for the bodies of a topic; `record` is the full name in
+        their schema.
+        """
         if self.subject == "topic":
             return f"{topic}-{'key' if is_key else 'value'}"
         if record is None:
@@ -73,7 +76,9 @@ class Registration:
 def checked_registration(
     registry: Any, subject: Any, auto_register: bool, place: str
 ) -> Registration | None:
-    """Returns the arguments of a format, or None without a registry. Raises GraphError."""
+    """Returns the arguments as a `Registration`, or None without a registry. Raises GraphError for
+    an invalid argument.
+    """
     if not callable(subject) and subject not in SUBJECTS:
         hint = did_you_mean(subject, SUBJECTS) if isinstance(subject, str) else ""
         raise GraphError(
@@ -89,10 +94,10 @@ def checked_registration(
 
 
 class SchemaReaders:
-    """The readers of bodies by the ids of their schemas.
+    """Decodes bodies with the schemas of their ids.
 
-    `reader_of` returns a function that reads whole bodies of a schema. Each error that it or this
-    function raises becomes a ValueError that names the schema, with its subject.
+    `reader_of` returns a function that decodes whole bodies of a schema. Errors of both functions
+    become a ValueError that names the schema and its subject.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class SchemaReaders:
         self._reader_of = reader_of
         self._readers: dict[bytes, Callable[[bytes], Any]] = {}
         self._missing: dict[bytes, float] = {}
-        """Heads without a schema, and the time at which to ask for each again."""
+        """Heads whose schema the registry lacks, and the time at which to request each again."""
 
     def decoder(self) -> Decoder:
         return Decoder(self.decode, self.prepare)
@@ -146,7 +151,9 @@ class SchemaReaders:
                 self._missing[head] = again
 
     def _explaining(self, schema: Schema) -> Callable[[bytes], Any]:
-        """Returns the reader of `schema`, with errors that name the schema."""
+        """Returns the function that decodes bodies of `schema`, and whose errors name
+        the schema.
+        """
         try:
             read = self._reader_of(schema)
         except Exception as error:  # noqa: BLE001  # Libraries raise many errors for a bad schema.
@@ -178,10 +185,11 @@ class SchemaReaders:
 
 
 class SchemaHeads:
-    """The bytes that a sink puts before each body: the zero byte and the id of the schema.
+    """Returns the bytes that a sink writes before each body: the zero byte and the id of the
+    schema.
 
-    `document` is the schema of the sink, and `record` its full name. Without a schema, the latest
-    one of the subject is taken, and `learn` is called with it.
+    `document` is the schema of the sink, and `record` its full name. If `document` is None, the
+    latest schema of the subject is used, and `learn` is called with it.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""A client of schema registries: `SchemaRegistry(url)`, for the REST interface of Confluent's,
-which Karapace and Apicurio offer too.
+"""A client of schema registries: `SchemaRegistry(url)`, for the REST interface of Confluent's
+registry, which Karapace and Apicurio offer too.
 
-Schemas never change, so each is asked for once and kept by its id. If a registry is away, or
-answers 429 or 5xx, the client asks again at growing intervals until it answers, and logs this. A
-registry that has never answered is awaited for as long as a sink awaits its server at the start.
-Other refusals are errors that name the registry and the subject, but no credentials.
+Schemas never change, so each is requested once and cached by its id. If a registry cannot be
+reached, or answers 429 or 5xx, the client logs this and retries at growing intervals until the
+registry answers. A registry that has never answered is retried only for `START_PATIENCE_S`. Other
+refusals are errors that name the registry and the subject, but no credentials.
 """
 
 from __future__ import annotations
@@ -47,33 +47,35 @@ AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
 MAX_BACKOFF_S = 5.0
 
 LATE_S = 3.0
-"""Time for which a missing schema is asked for: a replica may learn of a new schema late."""
+"""Time for which a missing schema is requested again, because a replica of the registry may get a
+new schema late.
+"""
 
 LATE_IDS = 8
-"""Number of missing schemas that are waited for. More of them at once are no late ones."""
+"""Maximum number of missing schemas that are requested again. More at once are not just late."""
 
 ID_MAX = 2**31 - 1
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 
 SHOWN_CHARACTERS = 600
-"""Length of the part of an answer that an error shows."""
+"""Maximum number of characters of an answer that an error shows."""
 
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
 @dataclass(frozen=True)
 class Schema:
-    """A schema of a registry. Its text names it in messages."""
+    """A schema of a registry. Its str names it in log and error messages."""
 
     id: int
     text: str
     references: tuple[tuple[str, str], ...] = ()
-    """Name and text of each schema that this one refers to. A schema comes after the schemas that
-    it needs.
+    """Name and text of each schema that this one refers to, directly or not. A schema comes after
+    those that it needs.
     """
     where: str = ""
-    """Subject and version, if the registry tells them."""
+    """Subject and version, if the registry reports them."""
 
     def __str__(self) -> str:
         return f"schema {self.id}" + (f" ({self.where})" if self.where else "")
@@ -86,18 +88,20 @@ class Document:
     kind: str
     text: str
     references: Mapping[str, Document] = field(default_factory=dict)
-    """The schemas that it imports, by the name of the import, which is also their subject."""
+    """The schemas that this schema imports, by the name in the import, which is also their
+    subject.
+    """
 
 
 @explained_methods
 class SchemaRegistry:
     """A schema registry with the REST interface of Confluent's, such as Karapace and Apicurio.
 
-    `url` is the address that the interface is at, or a list of them, which are tried in turn.
-    `auth` is a user and a password, or a token (`Authorization: Bearer`). `headers` go with each
-    request. `timeout` limits a request. `backoff` is the first pause before a failed request is
-    repeated; later pauses are longer. Formats that share a registry share the schemas that it
-    knows.
+    `url` is the address of the interface, or a list of addresses, which are tried in turn. `auth`
+    is a user and a password, or a token (`Authorization: Bearer`). `headers` go with each request.
+    `timeout` limits the time of a request. `backoff` is the first pause before a failed request is
+    repeated; later pauses are longer. Formats that share a `SchemaRegistry` share its cached
+    schemas.
     """
 
     def __init__(
@@ -133,7 +137,7 @@ class SchemaRegistry:
 
 
 class RegistryClient:
-    """The requests to a registry, and the schemas that it has answered with."""
+    """Sends requests to a registry, and caches the schemas that it returned."""
 
     def __init__(
         self, urls: list[str], headers: dict[str, str], timeout_s: float, backoff: Duration
@@ -143,11 +147,11 @@ class RegistryClient:
         self._timeout_s = timeout_s
         self._backoff = backoff
         self._first = 0
-        """Place in the list of the URL that answered last: requests begin with that one."""
+        """Index of the URL that answered last. Requests try it first."""
         self._has_answered = False
         self._schemas: dict[tuple[int, str], Schema] = {}
         self._asking: dict[Any, asyncio.Future[None]] = {}
-        """Requests under way, by loop and schema."""
+        """Running requests, by event loop, schema id and schema type."""
 
     def __repr__(self) -> str:
         return f"SchemaRegistry({', '.join(self._urls)!r})"
@@ -156,9 +160,9 @@ class RegistryClient:
         return self.__dict__ | {"_schemas": {}, "_asking": {}, "_has_answered": False}
 
     async def schemas(self, ids: Sequence[int], kind: str, host: Host) -> dict[int, Schema]:
-        """Returns the schemas with these ids that the registry has.
+        """Returns those of the schemas with the given ids that the registry has, by id.
 
-        A missing one is asked for again for a while.
+        Requests missing schemas again for `LATE_S`, unless there are more than `LATE_IDS`.
         """
         found: dict[int, Schema] = {}
         left = list(ids)
@@ -175,7 +179,9 @@ class RegistryClient:
             await backoff.sleep()
 
     async def _schema(self, id_: int, kind: str, host: Host) -> Schema | None:
-        """Returns the schema with this id, or None. Readers of one loop share a request."""
+        """Returns the schema with this id, or None if the registry lacks it. Concurrent calls in
+        one event loop share a request.
+        """
         loop = asyncio.get_running_loop()
         asked = (loop, id_, kind)
         while (known := self._schemas.get((id_, kind))) is None and asked in self._asking:
@@ -201,7 +207,9 @@ class RegistryClient:
         return Schema(id_, self._text_of(answer), references, await self._place_of(id_))
 
     async def _place_of(self, id_: int) -> str:
-        """Returns subject and version of a schema, for messages. Not all registries tell them."""
+        """Returns the subject and version of a schema, for log and error messages, or "" if the
+        registry does not report them.
+        """
         import aiohttp
 
         url = f"{self._urls[self._first]}/schemas/ids/{id_}/versions"
@@ -220,8 +228,8 @@ class RegistryClient:
         return "; ".join(places[:3])
 
     async def _references(self, answer: Any, kind: str, host: Host) -> tuple[tuple[str, str], ...]:
-        """Returns the schemas that an answer refers to. A schema comes after the schemas that it
-        needs.
+        """Returns name and text of the schemas that an answer refers to, directly or not. A schema
+        comes after those that it needs.
         """
         found: dict[str, str] = {}
         under_way: set[tuple[str, int]] = set()
@@ -262,7 +270,9 @@ class RegistryClient:
     async def identify(
         self, subject: str, document: Document, host: Host, *, register: bool
     ) -> int:
-        """Returns the id of a schema under a subject. With `register`, a new one is registered."""
+        """Returns the id of a schema under a subject. With `register`, registers the schema if it
+        is new.
+        """
         references = []
         for name, other in document.references.items():
             await self.identify(name, other, host, register=register)
@@ -307,10 +317,11 @@ class RegistryClient:
         return answer
 
     async def _described(self, path: str, kind: str, host: Host) -> tuple[int, Any]:
-        """Returns the answer that has a schema, of Protobuf as a serialized descriptor.
+        """Requests a schema. Returns the status and the answer, with a Protobuf schema as a
+        serialized descriptor if possible.
 
-        Some registries keep descriptors as they got them, and fail when asked to serialize these.
-        Others give the text of a .proto file unless they are asked.
+        Some registries store descriptors as they were sent, and fail when asked to serialize them.
+        Others return the text of a .proto file unless asked for a descriptor.
         """
         status, answer = await self._ask(host, "GET", path)
         text = answer.get("schema") if kind == PROTOBUF and isinstance(answer, dict) else None
@@ -322,10 +333,11 @@ class RegistryClient:
     async def _ask(
         self, host: Host, method: str, path: str, body: Any = None, *, may_fail: bool = False
     ) -> tuple[int, Any]:
-        """Returns status and content of an answer. Asks again while the registry is away.
+        """Sends a request. Returns the status and the decoded answer. Retries while the registry
+        cannot be reached.
 
-        With `may_fail`, the status 500 is an answer too. Raises Broken if the registry has never
-        answered, and does not within `START_PATIENCE_S`.
+        With `may_fail`, the status 500 is an answer instead of a reason to retry. Raises Broken if
+        the registry has never answered, and does not answer within `START_PATIENCE_S`.
         """
         import aiohttp
 
@@ -371,9 +383,10 @@ class RegistryClient:
                 return response.status, bytes(content)
 
     def _decoded(self, status: int, url: str, content: bytes) -> Any:
-        """Returns the content of an answer, or None for a refusal that is no JSON.
+        """Decodes the content of an answer. Returns None for a refusal that is not JSON.
 
-        A registry says in JSON what it does not have. Other servers have pages of their own.
+        Raises GraphError if the server is no schema registry: the 404 answers of registries are
+        JSON with an error code.
         """
         try:
             answer = msgspec.json.decode(content)
@@ -421,7 +434,9 @@ class RegistryClient:
         return id_
 
     def _references_of(self, answer: Any) -> list[tuple[str, str, Any]]:
-        """Returns name, subject and version of each schema that the one in an answer refers to."""
+        """Returns name, subject and version of each schema that the schema in `answer`
+        refers to.
+        """
         given = answer.get("references") or []
         try:
             return [(one["name"], one["subject"], one["version"]) for one in given]
@@ -435,7 +450,7 @@ class RegistryClient:
 def is_proto_file(schema: str) -> bool:
     """Returns whether `schema` is the text of a .proto file, which only protoc can read.
 
-    A serialized descriptor is base64, which has none of these characters.
+    A serialized descriptor is base64, which contains neither `;` nor `{`.
     """
     return ";" in schema or "{" in schema
 
@@ -445,7 +460,7 @@ def _quoted(subject: str) -> str:
 
 
 def _message(answer: Any) -> str:
-    """Returns what a registry says about a refusal."""
+    """Returns the registry's error message in the answer of a refusal."""
     said = answer.get("message") if isinstance(answer, dict) else None
     text = redacted(str(said or "it does not say why"))
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
@@ -465,7 +480,7 @@ def _without_user(url: str) -> str:
 
 
 def _authorization(auth: Any, place: str) -> str:
-    """Returns the header for `auth`. Errors do not show it."""
+    """Returns the Authorization header for `auth`. Errors do not show it."""
     if isinstance(auth, str) and auth and auth.isprintable():
         return f"Bearer {auth}"
     if isinstance(auth, tuple) and len(auth) == 2 and all(isinstance(one, str) for one in auth):

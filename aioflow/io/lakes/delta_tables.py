@@ -1,12 +1,14 @@
-"""Writes and reads tables of Delta Lake, by delta-rs: `delta(path)`.
+"""Writes and reads tables of Delta Lake with delta-rs: `delta(path)`.
 
-A commit is one version. It carries a transaction (`txn`): the application is the sink in one run,
-and the version is the checkpoint. Delta keeps the last version of each application with the table.
-It refuses two concurrent commits of one application.
+A commit creates one version of the table. It contains a transaction identifier (`txn`): its
+application id is the sink in one run, and its version is the checkpoint. Delta keeps the last
+version of each application id with the table. It refuses two concurrent commits with the same
+application id.
 
-Data files lie in the directory of the table, without directories for partitions: the log has the
-values. A sink with `mode="upsert"` stages its rows in such files too, merges them, and deletes
-them. So a killed attempt leaves only files that no version names, and `vacuum` removes them.
+Data files are in the directory of the table, without directories for partitions: the log has the
+values of partition columns. A sink with `mode="upsert"` stages its rows in files there too, merges
+them into the table, and deletes the files. So a killed attempt leaves only files that belong to no
+version, and `vacuum` removes them.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ TEXT_MAX = 32
 _STAGED = re.compile(r"part-[0-9a-f]+\.parquet")
 
 BATCH_ROWS = 65_536
-"""Number of rows of one read."""
+"""Maximum number of rows of one batch that is read."""
 
 
 @explained
@@ -76,20 +78,20 @@ def delta(
 ) -> DeltaTable:
     """Returns a connector that reads or writes the Delta table at `path`.
 
-    The path is a directory, or a URL like `s3://bucket/table` with `storage_options`, as delta-rs
-    has them. The table must exist. Needs the extra `[delta]`.
+    The path is a directory, or a URL like `s3://bucket/table` with `storage_options`, which are
+    passed to delta-rs. The table must exist. Needs the extra `[delta]`.
 
-    As a source it gives dicts, as batches of columns: the rows of `version`, by default of the
-    latest one, with `columns`, by default all. With `poll` the source does not end: it looks at
-    this interval for new versions, and gives the rows that each added. A later version that deletes
-    or replaces rows is an error, or left out with `deletes="skip"`. One subtask reads.
+    As a source it emits dicts, as batches of columns: the rows of `version`, by default the latest,
+    with `columns`, by default all. With `poll` the source does not end: it looks for new versions
+    at this interval, and emits the rows that each version added. A later version that deletes or
+    replaces rows is an error; with `deletes="skip"` it is skipped. One subtask reads.
 
     As a sink it accepts records with fields. Every subtask writes Parquet files, and one committer
-    adds those of a checkpoint in one version: exactly once with checkpoints. Without checkpoints
-    there is one commit, when the input ends. With `mode="upsert"` a record replaces the row with
-    the same `key`, or is added, by one merge a checkpoint. The latest record of a key wins, so key
-    the stream by it. `evolve=True` adds new columns of the records to the table, as nullable ones;
-    otherwise they are an error.
+    adds the files of a checkpoint to the table as one version: exactly once with checkpoints.
+    Without checkpoints there is one commit, when the input ends. With `mode="upsert"` a record
+    replaces the row with the same `key`, or is added, by one merge a checkpoint. The latest record
+    of a key wins, so key the stream by it. With `evolve=True` new columns of the records are added
+    to the table as nullable columns; otherwise they are an error.
     """
     place = f"delta({os.fspath(path)!r})"
     require_columns(place)
@@ -265,7 +267,9 @@ class _Table:
             raise
 
     def _check(self, files: Sequence[Any]) -> None:
-        """Raises RestoreError unless `files` lie in the table: others may have written them."""
+        """Raises RestoreError unless all `files` are in the table's directory. They come from a
+        checkpoint, which others may have written.
+        """
         for file in files:
             path = file[0] if isinstance(file, list | tuple) and len(file) == 4 else None
             if not isinstance(path, str) or _STAGED.fullmatch(path) is None:
@@ -309,7 +313,9 @@ class _Table:
 
 
 def _partitions(rows: Any, names: Sequence[str]) -> Iterator[tuple[dict[str, str | None], Any]]:
-    """Yields each partition: its values, as the log has them, and its rows without them."""
+    """Yields, for each partition, the values of the partition columns as in the log, and the rows
+    without these columns.
+    """
     import pyarrow as pa
 
     if not names:
@@ -325,7 +331,7 @@ def _partitions(rows: Any, names: Sequence[str]) -> Iterator[tuple[dict[str, str
 
 
 def _partition_text(value: Any) -> str | None:
-    """Returns a value of a partition as Delta's log has it."""
+    """Returns the value of a partition column as Delta's log writes it."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -340,7 +346,7 @@ def _partition_text(value: Any) -> str | None:
 
 
 def _statistics(rows: Any) -> str:
-    """Returns the statistics of a file, by which readers skip it."""
+    """Returns the statistics of a data file, with which readers decide whether to skip it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -453,5 +459,5 @@ class _Versions:
 
 
 def _first_line(error: Exception) -> str:
-    """Returns the message of delta-rs without the backtrace of Rust that follows it."""
+    """Returns the error message of delta-rs without the Rust backtrace that follows."""
     return str(error).strip().partition("\n")[0]

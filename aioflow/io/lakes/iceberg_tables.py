@@ -1,11 +1,11 @@
-"""Writes and reads tables of Iceberg, by pyiceberg: `iceberg(table, catalog=...)`.
+"""Writes and reads tables of Iceberg with pyiceberg: `iceberg(table, catalog=...)`.
 
-A commit is one snapshot. Its summary has the id of the commit, and a repeated commit looks for the
-id among the ancestors of the current snapshot. After a conflict, pyiceberg would repeat a commit
-without this look, so its own retries are off.
+A commit creates one snapshot. The snapshot's summary contains the id of the commit. A repeated
+commit looks for the id among the ancestors of the current snapshot. After a conflict, pyiceberg
+would retry without this check, so its own retries are off.
 
-An upsert rewrites the data files that have rows with the keys of the checkpoint (copy on write).
-Removed and new files are in the same snapshot, while pyiceberg's own `upsert` makes several.
+An upsert rewrites the data files that contain keys of the checkpoint (copy on write). It removes
+and adds files in one snapshot, while pyiceberg's own `upsert` makes several.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ if TYPE_CHECKING:
 __all__ = ["IcebergTable", "iceberg"]
 
 CATALOG = "default"
-"""Name of a catalog that is given by properties without a name. A catalog in a database keeps its
-tables under its name.
+"""Name of a catalog whose given properties have no name. A catalog in a database stores its tables
+under its name.
 """
 
 _IMPORTS = threading.Lock()
-"""Held while pyiceberg is loaded: its modules import each other, and threads would see halves."""
+"""Held while pyiceberg is imported. Its modules import each other, and another thread would see
+half of them.
+"""
 
 COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 BOUNDS = ("lower_bounds", "upper_bounds")
@@ -78,21 +80,22 @@ def iceberg(
 ) -> IcebergTable:
     """Returns a connector that reads or writes the Iceberg table `table`, as "namespace.name".
 
-    `catalog` are the properties of the catalog, as pyiceberg has them: {"name": "shop", "type":
+    `catalog` has the properties of the catalog, as pyiceberg defines them: {"name": "shop", "type":
     "sql", "uri": ...}, or the name of a catalog in pyiceberg's configuration. The table must exist.
     Needs the extra `[iceberg]`.
 
-    As a source it gives dicts, as batches of columns: the rows of `snapshot`, by default of the
-    current one, with `columns`, by default all. With `poll` the source does not end: it looks at
-    this interval for new snapshots, and gives the rows that each appended. A later snapshot that
-    deletes or replaces rows is an error, or left out with `deletes="skip"`. One subtask reads.
+    As a source it emits dicts, as batches of columns: the rows of `snapshot`, by default the
+    current one, with `columns`, by default all. With `poll` the source does not end: it looks for
+    new snapshots at this interval, and emits the rows that each snapshot appended. A later snapshot
+    that deletes or replaces rows is an error; with `deletes="skip"` it is skipped. One subtask
+    reads.
 
     As a sink it accepts records with fields. Every subtask writes Parquet files into the partitions
-    of the table, and one committer adds those of a checkpoint in one snapshot: exactly once with
-    checkpoints. Without checkpoints there is one commit, when the input ends. With `mode="upsert"`
-    a record replaces the row with the same `key`, or is added. The latest record of a key wins, so
-    key the stream by it. `evolve=True` adds new columns of the records to the table, as optional
-    ones; otherwise they are an error.
+    of the table, and one committer adds the files of a checkpoint in one snapshot: exactly once
+    with checkpoints. Without checkpoints there is one commit, when the input ends. With
+    `mode="upsert"` a record replaces the row with the same `key`, or is added. The latest record of
+    a key wins, so key the stream by it. With `evolve=True` new columns of the records are added to
+    the table as optional columns; otherwise they are an error.
     """
     place = f"iceberg({table!r})"
     require_columns(place)
@@ -146,7 +149,8 @@ class IcebergTable(LakeConnector):
 
 @cache
 def _keep_nested_nulls() -> None:
-    """Lets pyiceberg keep None for a list of structs and for a map to structs, in this process.
+    """Patches pyiceberg in this process so that a null list of structs, or a null map to structs,
+    stays null.
 
     Otherwise pyiceberg writes and reads them as empty (issue 3833 of apache/iceberg-python).
     """
@@ -319,7 +323,9 @@ class _Table(_Catalog):
                 table.io.delete(file.file_path)
 
     def _check(self, files: Sequence[Any], table: Any) -> None:
-        """Raises RestoreError unless `files` lie in the table: others may have written them."""
+        """Raises RestoreError unless all `files` are in the table's location. They come from a
+        checkpoint, which others may have written.
+        """
         place = table.properties.get("write.data.path", table.location()).rstrip("/") + "/"
         for file in files:
             path = file.get("path") if isinstance(file, dict) else None
@@ -328,9 +334,9 @@ class _Table(_Catalog):
 
 
 class _Upsert:
-    """The files that an upsert adds to a table, and those that it removes.
+    """Computes the files that an upsert adds to a table, and the files that it removes.
 
-    `staged` are the data files of the writers, in order.
+    `staged` has the data files of the writers, in order.
     """
 
     def __init__(self, table: Any, staged: Sequence[Any], key: Sequence[str]) -> None:
@@ -338,12 +344,14 @@ class _Upsert:
         self._key = key
         self.added = list(staged)
         self.replaced: list[Any] = []
-        """Staged files with several rows of a key, which are written again."""
+        """Staged files that are rewritten, because several of their rows have the same key."""
         self.removed: list[Any] = []
-        """Files of the table whose rows are replaced, in part at least."""
+        """Files of the table that contain replaced rows."""
 
     def run(self, write: Any) -> list[Any]:
-        """Finds and writes the files. Returns those that were written."""
+        """Computes the files, and writes new ones with `write(table, rows)`. Returns the
+        new files.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -371,7 +379,9 @@ class _Upsert:
         return written
 
     def _range(self, keys: Any) -> Any:
-        """Returns a filter by the least and the greatest keys, to skip files by their bounds."""
+        """Returns a filter between the least and the greatest of `keys`, which skips files by their
+        bounds.
+        """
         import pyarrow.compute as pc
         from pyiceberg import expressions
 
@@ -404,7 +414,7 @@ class _Upsert:
 
 
 def _plain(file: Any, table: Any) -> dict[str, Any]:
-    """Returns a data file as plain data."""
+    """Returns pyiceberg's `DataFile` as plain data for a checkpoint."""
     from pyiceberg.conversions import to_bytes
 
     spec_id = table.spec().spec_id  # A file that was not read from a manifest has no spec yet.
@@ -424,7 +434,7 @@ def _plain(file: Any, table: Any) -> dict[str, Any]:
 
 
 def _data_file(plain: Mapping[str, Any], table: Any) -> Any:
-    """Returns the data file that `_plain` wrote."""
+    """Returns the `DataFile` for the plain data that `_plain` returned."""
     from pyiceberg.conversions import from_bytes
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record

@@ -1,4 +1,6 @@
-"""Arrow tables of a lake's sink: columns and types as the table has them, one row for each key."""
+"""Prepares Arrow tables for a lake's sink: converts them to the table's columns and types, and
+keeps one row for each key.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,10 @@ def _cast(column: Any, field: Any, place: str) -> Any:
 
 
 def _difference(given: Any, wanted: Any) -> str | None:
-    """Returns why a safe cast would not keep the meaning, or None.
+    """Returns why a cast from type `given` to `wanted` would change the meaning of values, or None
+    if it would not.
 
-    It must parse no text, spell no number and leave out no field.
+    The cast must not parse texts, format numbers as text, or drop fields.
     """
     import pyarrow as pa
 
@@ -104,7 +107,9 @@ def latest_rows(rows: Any, key: Sequence[str]) -> Any:
 
 
 def stored_type(type_: Any) -> Any:
-    """Returns the type of a new column for values of `type_`. A column has no dictionary."""
+    """Returns the column type for values of the Arrow type `type_`. Dictionary types become their
+    value type.
+    """
     import pyarrow as pa
 
     return type_.value_type if pa.types.is_dictionary(type_) else type_

@@ -1,14 +1,14 @@
 """The parts of a lake's sink and source that do not depend on its library.
 
 A sink writes data files as records come, and one committer adds the files of a checkpoint to the
-table in one commit. The commit carries an id: the sink, the run and the checkpoint. A repeated
-commit finds the id in the table and does nothing. The library checks that no commit came between,
-so two committers cannot both succeed.
+table in one commit. The commit contains an id: the sink, the run and the checkpoint. A repeated
+commit finds the id in the table and does nothing. The library checks that no other commit came in
+between, so two committers cannot both succeed.
 
-A killed attempt leaves data files that no commit names. They are part of no version of the table.
+A killed attempt leaves data files that no commit has added. They belong to no version of the table.
 
-A source reads the files of one version of the table, one after the other. With `poll`, it goes on
-with the files that each later version added. Its position is `At`.
+A source reads the files of one version of the table, one after the other. With `poll`, it continues
+with the files that each later version added. Its position is an `At`.
 
 All calls of the libraries block, so they run in the executor.
 """
@@ -72,41 +72,45 @@ LakeMode = Literal["append", "upsert"]
 Deletes = Literal["refuse", "skip"]
 
 FILE_BYTES = 64 << 20
-"""Size of the Arrow data that makes one data file. A checkpoint ends a file as well."""
+"""Size of Arrow data in memory at which a data file is written. Each checkpoint writes a file as
+well.
+"""
 
 CONFLICTS_MAX = 50
 """Number of conflicts with other writers before a commit fails, and the job restarts."""
 
 CHANGE_TRIES = 10
-"""Number of trials of adding columns while other writers change the table."""
+"""Maximum number of attempts to add columns while other writers change the table."""
 
 ANSWER_S = 8.0
 """Maximum time for the first answer of a catalog or store."""
 
 PAGES_AHEAD = 2
-"""Number of read batches that wait to be polled."""
+"""Maximum number of batches that are read ahead of the polls."""
 
 ALL_FILES = -1
-"""Stands for the file of a position when all files of the version are read."""
+"""Value of `At.file` when all files of the version have been read."""
 
 SINK, RUN, CHECKPOINT = "aioflow.sink", "aioflow.run", "aioflow.checkpoint"
-"""Properties of a commit."""
+"""Names of the properties of a commit that contain its id."""
 
 logger = logging.getLogger(__name__)
 
 
 class CommitConflict(Exception):
-    """The error of a commit that a concurrent commit prevented. The commit is tried again on the
-    new version.
+    """The error of a commit that failed because of a concurrent commit. It is retried on the new
+    version.
     """
 
 
 Prepared = Sequence[tuple["CommitId", Sequence[Any]]]
-"""The argument of a `GlobalCommitter`: data files by checkpoint, of one run."""
+"""The argument of a `GlobalCommitter`: the commit id and the data files of each checkpoint, in one
+run.
+"""
 
 
 def properties_of(commit_id: CommitId) -> dict[str, str]:
-    """Returns the properties by which a commit is recognised."""
+    """Returns the properties that contain the id of a commit."""
     return {
         SINK: commit_id.sink,
         RUN: commit_id.run,
@@ -115,7 +119,9 @@ def properties_of(commit_id: CommitId) -> dict[str, str]:
 
 
 def committed_checkpoint(commits: Iterable[Mapping[str, Any]], commit_id: CommitId) -> int:
-    """Returns the last checkpoint of this run that `commits` include by their properties, or -1."""
+    """Returns the last checkpoint of the run in `commit_id` that has one of `commits`, or -1.
+    `commits` has the properties of each commit.
+    """
     return max(
         (
             int(properties[CHECKPOINT])
@@ -143,7 +149,9 @@ class LakeTable(Protocol):
         """
 
     def add_columns(self, fields: Sequence[Any]) -> Any:
-        """Adds nullable columns, unless another writer did, and returns the new Arrow schema."""
+        """Adds nullable columns, unless another writer has added them. Returns the new Arrow
+        schema.
+        """
 
     def write(self, rows: Any) -> list[Any]:
         """Writes an Arrow table with the schema of the table into new data files.
@@ -152,10 +160,10 @@ class LakeTable(Protocol):
         """
 
     def commit(self, prepared: Prepared) -> None:
-        """Adds the files to the latest version in one commit, under the id of the last checkpoint.
+        """Adds the files to the latest version in one commit, with the id of the last checkpoint.
 
-        Leaves out checkpoints that were committed before. Raises CommitConflict if another commit
-        came between.
+        Skips checkpoints that were committed before. Raises CommitConflict if another commit came
+        in between.
         """
 
     def close(self) -> None:
@@ -165,7 +173,7 @@ class LakeTable(Protocol):
 class Calls:
     """Runs the calls of one library, one after the other.
 
-    A cancelled call goes on in its thread, and `end` waits for it.
+    A cancelled call continues in its thread, and `end` waits for it.
     """
 
     def __init__(self, host: Host) -> None:
@@ -179,8 +187,8 @@ class Calls:
         return await asyncio.shield(future)
 
     async def first(self, call: Callable[[*Args], T], place: str, *args: *Args) -> T:
-        """Does the same for the first call. Raises GraphError naming `place` if it takes too
-        long.
+        """Does the same as `run`, for the first call. Raises GraphError naming `place` if the call
+        takes longer than `ANSWER_S`.
         """
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -214,7 +222,9 @@ class LakeWriter(BaseWriter[Any]):
         evolve: bool,
         key: Sequence[str] = (),
     ) -> None:
-        """Makes a writer. `key` are the columns that identify a row, of an upsert."""
+        """Makes a writer. `key` has the columns that identify a row for upserts; empty
+        to append.
+        """
         self._calls = Calls(ctx.host)
         self._table = table
         self._place = place
@@ -224,7 +234,7 @@ class LakeWriter(BaseWriter[Any]):
         self._held: list[Sequence[Any]] = []
         self._held_rows = 0
         self._rows: list[Any] = []
-        """Arrow tables that are not written yet."""
+        """Arrow tables that are not yet written to a file."""
         self._bytes = 0
         self._files: list[Any] = []
 
@@ -241,7 +251,7 @@ class LakeWriter(BaseWriter[Any]):
             self.full = self._held_rows >= PAGE_ROWS
 
     async def flush(self) -> None:
-        """Converts the records, and writes a file when they fill one."""
+        """Converts the records to Arrow, and writes a data file once there are `FILE_BYTES`."""
         self.full = False
         held, self._held, self._held_rows = self._held, [], 0
         for rows in arrow_tables(held):
@@ -294,13 +304,15 @@ class LakeWriter(BaseWriter[Any]):
         return files
 
     async def close(self) -> None:
-        """Leaves files that no commit names; the page of the connector says how to remove them."""
+        """Leaves data files that no commit has added. The connector's documentation page explains
+        how to remove them.
+        """
         await self._calls.end()
         await self._calls.run(self._table.close)
 
 
 class LakeCommitter(GlobalCommitter):
-    """The committer of a sink. A conflict with another writer is tried again."""
+    """The committer of a sink. It retries after a conflict with another writer."""
 
     def __init__(self, ctx: OperatorContext, table: LakeTable, place: str) -> None:
         self._ctx = ctx
@@ -334,7 +346,9 @@ class LakeCommitter(GlobalCommitter):
 
 
 def checked_key(mode: str, key: str | Sequence[str] | None, place: str) -> list[str]:
-    """Returns the columns that `key` names. Raises GraphError if they or `mode` do not fit."""
+    """Returns the columns that `key` names. Raises GraphError if `key` or `mode` is invalid, or one
+    does not fit the other.
+    """
     if mode not in ("append", "upsert"):
         raise GraphError(f"{place}: mode is {mode!r}, expected 'append' or 'upsert'")
     names = key_names(key)
@@ -362,7 +376,7 @@ def check_key_columns(config: LakeConnector, columns: Sequence[str]) -> None:
 
 
 def no_file_of(config: LakeConnector, told: object) -> RestoreError:
-    """Returns the error for a data file of a checkpoint, `told`, that is not of the table."""
+    """Returns the error for `told`, a data file in a checkpoint that is not in the table."""
     return RestoreError(
         f"{config!r}: the checkpoint has {told!r}, which is no data file of this table, and "
         "nothing was committed: restore with the sink that wrote it, or from a checkpoint that you "
@@ -371,7 +385,9 @@ def no_file_of(config: LakeConnector, told: object) -> RestoreError:
 
 
 def change_columns(change: Callable[[], None], conflict: type[Exception]) -> None:
-    """Calls `change`, again if another writer changed the table at the same time."""
+    """Calls `change`. Retries if `conflict` is raised, because another writer changed the table at
+    the same time.
+    """
     for _ in range(CHANGE_TRIES - 1):
         with suppress(conflict):
             return change()
@@ -379,12 +395,12 @@ def change_columns(change: Callable[[], None], conflict: type[Exception]) -> Non
 
 
 class At(NamedTuple):
-    """The position of a source: the next row."""
+    """The position of a source, before the next row."""
 
     version: int | None
     """The version that is being read; None is the time before the first one."""
     is_increment: bool
-    """Whether only the files that it added are read."""
+    """Whether only the files that the version added are read."""
     file: int
     """Index of the file in the list of the version's files, sorted by path."""
     row: int
@@ -394,7 +410,7 @@ class LakeVersions(Protocol):
     """The interface of a table that a source reads. All methods run in the executor."""
 
     def start(self) -> int | None:
-        """Returns the version to begin with; None if there is none yet.
+        """Returns the version to begin with, or None if the table has no version yet.
 
         Raises GraphError if the table or the version does not exist.
         """
@@ -406,19 +422,21 @@ class LakeVersions(Protocol):
         """Returns the files of the version, or only the files that it added, sorted by path."""
 
     def batches(self, version: int, file: Any) -> Iterator[Any]:
-        """Reads one of these files, as Arrow record batches."""
+        """Reads one of the files of `version`, as Arrow record batches."""
 
     def close(self) -> None:
         """Releases the connection, if there is one."""
 
 
 class LakeReader(BaseReader[Any]):
-    """A reader of one version after the other."""
+    """A reader of the versions of a table, one after the other."""
 
     columnar = True
 
     def __init__(self, ctx: SourceContext, table: LakeVersions, poll_s: float | None) -> None:
-        """Makes a reader, which looks for new versions every `poll_s`, or reads one version."""
+        """Makes a reader. It looks for new versions every `poll_s` seconds, or reads only one
+        version if `poll_s` is None.
+        """
         from aioflow.columns.arrow import ArrowPages
 
         self._table = table
@@ -426,7 +444,9 @@ class LakeReader(BaseReader[Any]):
         self._arrow = ArrowPages()
         self._ahead = ReadAhead(ctx.host, "lake-reader")
         self._pages: deque[tuple[At, ColumnBatch | None]] = deque()
-        """Rows and the position of the first one. None: only the position moves."""
+        """Batches of rows, each with the position of its first row. None instead of rows only
+        advances the position.
+        """
         self._at = At(None, False, 0, 0)
 
     async def open(self, splits: Sequence[Split]) -> None:
@@ -510,7 +530,7 @@ def _next(batches: Iterator[Any]) -> Any:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LakeConnector(BaseSource[Any], BaseSink[Any]):
-    """A `Source` and a `Sink` of one table, for any library."""
+    """A `Source` and a `Sink` of one table. Base class for all lake libraries."""
 
     columnar = True
     reads_columns = True
@@ -558,7 +578,7 @@ class LakeConnector(BaseSource[Any], BaseSink[Any]):
         return LakeReader(ctx, self.lake_versions(), self.poll_s)
 
     def check_upserts(self, key: Sequence[str]) -> None:
-        """Raises GraphError: sinks of lakes delete no rows."""
+        """Raises GraphError, because sinks of lakes cannot delete rows."""
         raise GraphError(
             f"the rows of this query may be deleted, and {self!r} deletes none: without a "
             "condition on what changes, write .map(lambda change: change.row) before the sink"

@@ -1,7 +1,7 @@
 """Connections to MySQL and MariaDB, over asyncmy.
 
-A session has strict types and the time zone UTC, and takes names in double quotes, as `quoted`
-writes them. Errors of the server keep their class, and say which server it was.
+A session is in strict mode and in the time zone UTC, and accepts names in double quotes, as
+`quoted` writes them. Errors of the server keep their class, and name the server.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ __all__ = [
 ]
 
 AWAY = frozenset({1040, 1053, 1077, 1079, 1203, 1927, 2006, 2013, 3169, 4031})
-"""Errors of a server that stops, has too many connections, or has ended the connection."""
+"""Error numbers for a server that shuts down, has too many connections, or has closed the
+connection.
+"""
 
 CONNECT_TIMEOUT_S = 8.0
-"""Maximum time for connecting: a wrong address must not look like a job that runs."""
+"""Maximum time for connecting, so that a wrong address soon becomes an error."""
 
 CLOSE_TIMEOUT_S = 5.0
 """Maximum time for closing a connection."""
@@ -49,7 +51,7 @@ connects with the same number.
 """
 
 LONGEST_PACKET = 0xFFFFFF
-"""Length of a packet whose message continues in the next packet."""
+"""Length of a packet after which the message continues in the next packet."""
 
 SESSION = (
     "SET SESSION sql_mode = CONCAT(REPLACE(@@sql_mode, 'NO_BACKSLASH_ESCAPES', ''), "
@@ -78,7 +80,7 @@ def check_mysql_dsn(dsn: Any, place: str) -> None:
 
 
 def error_number(error: BaseException) -> int:
-    """Returns the number of an error of the server or its client, or 0."""
+    """Returns the number of an error of the server or of asyncmy; 0 for any other error."""
     number = error.args[0] if error.args else 0
     return number if isinstance(number, int) else 0
 
@@ -89,7 +91,7 @@ def database_of(dsn: str) -> str:
 
 
 def is_away(error: BaseException) -> bool:
-    """Returns whether `error` says that the server cannot be reached now."""
+    """Returns whether `error` means that the server cannot be reached now."""
     return isinstance(error, (OSError, TimeoutError)) or error_number(error) in AWAY
 
 
@@ -101,7 +103,7 @@ def _place(dsn: str) -> str:
 
 
 class MysqlConnection:
-    """A connection. A statement that was cancelled breaks it."""
+    """A connection. If a statement is cancelled, the connection can no longer be used."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -151,7 +153,9 @@ class MysqlConnection:
         return cls(connection)
 
     async def execute(self, sql: str, values: Sequence[Any] | None = None) -> int:
-        """Runs a statement. Returns the number of its rows. `%s` in `sql` is a value."""
+        """Runs a statement. Returns the number of affected rows. Each `%s` in `sql` stands for one
+        of `values`.
+        """
         count, _ = await self._run(sql, values)
         return count
 
@@ -161,7 +165,7 @@ class MysqlConnection:
         return rows
 
     async def dicts(self, sql: str, values: Sequence[Any] | None = None) -> list[dict[str, Any]]:
-        """Returns the rows of a statement by column."""
+        """Returns the rows of a statement, as dicts by column."""
         names: list[str] = []
         _, rows = await self._run(sql, values, names)
         return [dict(zip(names, row, strict=True)) for row in rows]
@@ -187,12 +191,12 @@ class MysqlConnection:
 
     @property
     def transport(self) -> Any:
-        """The socket, for what the client does not do."""
+        """The transport, for protocol commands that asyncmy does not support."""
         return self._connection._transport
 
     @property
     def lacks_eof(self) -> bool:
-        """Whether an answer has no mark between its columns and its rows."""
+        """Whether the server sends no EOF packet between the columns and the rows of a result."""
         return bool(self._connection._deprecate_eof)
 
     def abort(self) -> None:
@@ -215,16 +219,16 @@ class BinlogStream:
     """A connection that reads the log, or the rows of a statement, as the server sends them."""
 
     def __init__(self, connection: MysqlConnection) -> None:
-        """Nothing else uses `connection` any more."""
+        """`connection` must have no other user from now on."""
         self._transport = connection.transport
         self._frames = Frames(self._transport, _packets)
         self._transport.set_protocol(self._frames)
         self._before_rows = 0 if connection.lacks_eof else 1
-        """Number of messages between the columns of an answer and its rows."""
+        """Number of messages between the columns and the rows of a result."""
         self._parts: list[bytes] = []
-        """The beginning of a message of more than one packet."""
+        """The packets received so far of a message of several packets."""
         self._failure: bytes | None = None
-        """The error that came behind the last messages."""
+        """The error packet that came after the last messages."""
 
     @classmethod
     async def open(
@@ -236,8 +240,8 @@ class BinlogStream:
         *,
         waits: bool = True,
     ) -> BinlogStream:
-        """Begins to read the log. With `waits` the stream goes on with new events at the end of the
-        log.
+        """Starts to read the log at an offset of `file`. With `waits` the stream continues with new
+        events at the end of the log; otherwise it ends there.
         """
         for statement in (
             "SET @mariadb_slave_capability = 4",
@@ -265,7 +269,9 @@ class BinlogStream:
         self._transport.write(len(command).to_bytes(3, "little") + b"\0" + command)
 
     async def take(self) -> list[bytes]:
-        """Returns the messages that came, at least one. Raises the error of the server."""
+        """Waits for messages. Returns the received ones, at least one. Raises an error that the
+        server sent.
+        """
         while True:
             if self._failure is not None:
                 raise _server_error(self._failure)
@@ -286,7 +292,7 @@ class BinlogStream:
                 return found
 
     async def pages(self, sql: str) -> AsyncIterator[list[list[bytes | None]]]:
-        """Yields the rows of `sql` as they come, as texts."""
+        """Yields lists of the rows of `sql` as they arrive, with cells as encoded texts."""
         self._send(b"\x03" + sql.encode())
         columns, left = 0, 0
         while True:
@@ -312,7 +318,7 @@ class BinlogStream:
 
 
 def _packets(buffer: bytearray) -> tuple[list[bytes], int]:
-    """Returns the whole packets in `buffer`, without their heads, and their length."""
+    """Returns the complete packets in `buffer`, without their headers, and their total length."""
     packets: list[bytes] = []
     at, size = 0, len(buffer)
     content = b""
@@ -328,7 +334,7 @@ def _packets(buffer: bytearray) -> tuple[list[bytes], int]:
 
 
 def _server_error(message: bytes) -> BaseException:
-    """Returns asyncmy's exception for an error of the server."""
+    """Returns asyncmy's exception for an error packet of the server."""
     from asyncmy.errors import OperationalError
 
     text = message[9:] if message[3:4] == b"#" else message[3:]

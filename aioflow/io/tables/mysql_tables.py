@@ -1,8 +1,8 @@
 """Reads and writes tables of MySQL and MariaDB. `mysql(dsn, table)` reads a table to its end. As a
-sink it appends rows, or changes the rows with their keys, exactly once under checkpoints.
+sink it appends rows, or replaces and deletes rows by key, exactly once with checkpoints.
 
 Needs the extra `aioflow[mysql]` (asyncmy). Each writer, committer and reader has one connection. A
-table must have transactions (InnoDB): without them a batch could be moved in part.
+sink's table must support transactions (InnoDB): without them a batch could be moved in part.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["MysqlTable", "mysql"]
 
 DEADLOCKS = (1205, 1213)
-"""Numbers of the errors of a transaction that waited for rows which another transaction held."""
+"""Error numbers for a deadlock, or a lock that another transaction held for too long."""
 
 TEXT = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-"""The type of texts in the tables of the sink. A key needs a length, and compares exactly."""
+"""The type of texts in the sink's own tables. Keys need a maximum length and an exact
+comparison.
+"""
 
 
 @explained
@@ -59,23 +61,25 @@ def mysql(
     mode: Mode = "append",
 ) -> MysqlTable[T]:
     """Returns a connector that reads the rows of `table` ("name" or "database.name") in the order
-    of `key`, or writes rows to it. MariaDB is the same.
+    of `key`, or writes rows to it. It works with MariaDB, too.
 
     `dsn` is "mysql://user:password@host:port/database"; `?unix_socket=` names a socket. `key` is a
     unique column, by default the primary key. Each row is a dict or a `type`. The source reads the
     rows up to the largest key that exists when it begins. It reads `columns`, by default all of
     them. With `query`, a SELECT that includes the key, it reads the rows of the query.
 
-    As a sink it accepts dicts, and dataclasses, NamedTuples, Structs and Pydantic models by field,
-    and lists and tuples by index. They are written to `columns`, by default the fields of the first
-    record. The table must exist and use InnoDB. Delivery is exactly once with checkpoints, at least
-    once without. Aware datetimes are stored in UTC, UUIDs as texts, dicts and lists as JSON. The
-    sink keeps two small tables of its own in the database, `aioflow_staged` and `aioflow_sinks`.
+    As a sink it accepts dicts, objects with fields (dataclasses, NamedTuples, Structs, Pydantic
+    models), and lists and tuples by index. Their values are written to `columns`, by default the
+    fields of the first record. The table must exist and use InnoDB. Delivery is exactly once with
+    checkpoints, at least once without. Aware datetimes are stored in UTC, UUIDs as texts, dicts and
+    lists as JSON. The sink keeps two small tables of its own in the database, `aioflow_staged` and
+    `aioflow_sinks`.
 
-    With `mode="upsert"` a record replaces the row with the same `key`, or is inserted; with
-    "delete" it removes that row. A function as `mode` returns "upsert" or "delete" for a record.
-    `key` is then one column or several, with a unique constraint on them. The latest record of a
-    key wins. Records of one key must come from one subtask, so key the stream by it.
+    With `mode="upsert"` a record replaces the row with the same `key`, or is inserted. With
+    `mode="delete"` it deletes the row with the same `key`. A function as `mode` returns "upsert" or
+    "delete" for a record. `key` is then one column or several, with a unique constraint on them.
+    The latest record of a key wins. Records of one key must come from one subtask, so key the
+    stream by it.
     """
     place = f"mysql(..., {table!r})"  # Without the dsn: it may hold a password.
     check_mysql_dsn(dsn, place)
@@ -158,7 +162,9 @@ async def table_columns(connection: MysqlConnection, config: MysqlTable[Any]) ->
 async def unique_columns(
     connection: MysqlConnection, config: MysqlTable[Any]
 ) -> dict[str, list[str]]:
-    """Returns the columns of each unique index, by its name. That of the primary key is PRIMARY."""
+    """Returns the columns of each unique index, by the name of the index. The primary key is named
+    PRIMARY.
+    """
     rows = await connection.rows(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics WHERE "
         "table_schema = coalesce(%s, database()) AND table_name = %s AND non_unique = 0 "
@@ -206,8 +212,8 @@ class MysqlStore:
         return TableLayout(columns, key)
 
     async def _connected(self) -> MysqlConnection:
-        """Returns the connection, which is replaced if it was lost, because a retried commit needs
-        it.
+        """Returns the connection. Replaces a lost connection, because a retried commit
+        needs one.
         """
         if self._connection is not None and self._connection.broken:
             broken, self._connection = self._connection, None
@@ -363,7 +369,9 @@ class MysqlStore:
 
 
 class _Transaction:
-    """A transaction on a connection: committed at its end, rolled back if that raises."""
+    """A context manager for a transaction: commits at the end of the block, rolls back if the block
+    raises.
+    """
 
     def __init__(self, connection: MysqlConnection) -> None:
         self._connection = connection

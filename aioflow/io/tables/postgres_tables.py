@@ -1,9 +1,9 @@
-"""Reads and writes tables of PostgreSQL: `postgres(dsn, table)` reads a table to its end, and
-writes rows exactly once under checkpoints: appended, or as changes of the rows with their key.
+"""Reads and writes tables of PostgreSQL: `postgres(dsn, table)` reads a table to its end. As a sink
+it appends rows, or replaces and deletes rows by key, exactly once with checkpoints.
 
-Needs the extra `aioflow[postgres]` (asyncpg). Its documentation lists the Python type for each
-column type; for json and jsonb columns these are the values themselves. Each writer, committer and
-reader has one connection.
+Needs the extra `aioflow[postgres]` (asyncpg). asyncpg's documentation lists the Python type for
+each column type; json and jsonb columns are decoded. Each writer, committer and reader has one
+connection.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["PostgresTable", "postgres"]
 
 AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "08000", "08001", "08003", "08006"})
-"""Codes of a server that stops, starts, has too many connections, or has lost the connection."""
+"""SQLSTATE codes of a server that stops, starts, has too many connections, or has lost the
+connection.
+"""
 
 CONNECT_TIMEOUT_S = 8.0
-"""Maximum time for connecting: a wrong address must not look like a job that runs."""
+"""Maximum time for connecting, so that a wrong address soon becomes an error."""
 
 CLOSE_TIMEOUT_S = 5.0
 """Maximum time for closing a connection."""
@@ -71,16 +73,17 @@ def postgres(
     reads the rows up to the largest key that exists when it begins. It reads `columns`, by default
     all of them. With `query`, a SELECT that includes the key, it reads the rows of the query.
 
-    As a sink it accepts dicts, and dataclasses, NamedTuples, Structs and Pydantic models by field,
-    and lists and tuples by index. They are written to `columns`, by default the fields of the first
-    record; the table must exist. Delivery is exactly once with checkpoints, at least once without.
-    The sink keeps two small tables of its own in the database, `aioflow_staged` and
-    `aioflow_sinks`.
+    As a sink it accepts dicts, objects with fields (dataclasses, NamedTuples, Structs, Pydantic
+    models), and lists and tuples by index. Their values are written to `columns`, by default the
+    fields of the first record. The table must exist. Delivery is exactly once with checkpoints, at
+    least once without. The sink keeps two small tables of its own in the database, `aioflow_staged`
+    and `aioflow_sinks`.
 
-    With `mode="upsert"` a record replaces the row with the same `key`, or is inserted; with
-    "delete" it removes that row. A function as `mode` returns "upsert" or "delete" for a record.
-    `key` is then one column or several, with a unique constraint on them. The latest record of a
-    key wins. Records of one key must come from one subtask, so key the stream by it.
+    With `mode="upsert"` a record replaces the row with the same `key`, or is inserted. With
+    `mode="delete"` it deletes the row with the same `key`. A function as `mode` returns "upsert" or
+    "delete" for a record. `key` is then one column or several, with a unique constraint on them.
+    The latest record of a key wins. Records of one key must come from one subtask, so key the
+    stream by it.
     """
     place = f"postgres(..., {table!r})"  # Without the dsn: it may hold a password.
     check_postgres_dsn(dsn, place)
@@ -176,8 +179,8 @@ async def connect(config: PostgresTable[Any]) -> Any:
 
 
 async def open_connection(dsn: str, owner: object, **settings: str) -> Any:
-    """Returns a connection of asyncpg, without codecs. Errors name `owner`. `settings` are settings
-    of the session.
+    """Returns an asyncpg connection without custom codecs. Errors name `owner`. `settings` are
+    settings of the session.
     """
     try:
         import asyncpg
@@ -250,7 +253,9 @@ _UNIQUE = """
     WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indimmediate
     AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
     GROUP BY i.indexrelid"""
-"""The sets of columns that ON CONFLICT can name: unique indexes without a condition."""
+"""Selects the sets of columns that ON CONFLICT can name: those of unique indexes without a
+condition.
+"""
 
 
 class PostgresStore:
@@ -276,8 +281,8 @@ class PostgresStore:
         return TableLayout(columns, key)
 
     async def _connected(self) -> Any:
-        """Returns the connection, which is replaced if it was lost, because a retried commit needs
-        it.
+        """Returns the connection. Replaces a lost connection, because a retried commit
+        needs one.
         """
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._config)

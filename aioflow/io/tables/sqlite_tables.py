@@ -1,8 +1,8 @@
-"""Reads and writes tables of SQLite: `sqlite(path, table)` reads a table to its end, and writes
-rows exactly once under checkpoints: appended, or as changes of the rows with their key.
+"""Reads and writes tables of SQLite: `sqlite(path, table)` reads a table to its end. As a sink it
+appends rows, or replaces and deletes rows by key, exactly once with checkpoints.
 
-All calls of one connection run in the executor, one after the other. Several subtasks write to one
-file in turn: SQLite allows one writer at a time.
+All calls of one connection run in the executor, one after the other. Several subtasks that write to
+one file take turns, because SQLite allows one writer at a time.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ __all__ = ["SqliteTable", "sqlite"]
 Args = TypeVarTuple("Args")
 
 BUSY_TIMEOUT_S = 60.0
-"""Maximum time that a transaction waits for other transactions on the file.
-
-Then it fails with "database is locked".
+"""Maximum time that a transaction waits for other transactions on the file. Then the transaction
+fails with "database is locked".
 """
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
@@ -75,20 +74,22 @@ def sqlite(
     """Returns a connector that reads the rows of `table` in the SQLite file at `path`, in the order
     of `key`, or writes rows.
 
-    The key is unique and not null. Each row is a dict, or a `type`. The source reads the rows that
-    exist when it begins, with `columns`, by default all.
+    For a source, `key` is a column that is unique and not null. Each row is a dict, or a `type`.
+    The source reads the rows up to the largest key that exists when it begins. It reads `columns`,
+    by default all of them.
 
-    As a sink it accepts dicts, and dataclasses, NamedTuples, Structs and Pydantic models by field,
-    and lists and tuples by index. They are written to `columns`, by default the fields of the first
-    record; the table must exist. Delivery is exactly once with checkpoints, at least once without.
-    bool is stored as int; datetime, date, time, Decimal and UUID as text, NaN as NULL. The sink
-    keeps two small tables of its own in the file, `aioflow_staged` and `aioflow_sinks`.
+    As a sink it accepts dicts, objects with fields (dataclasses, NamedTuples, Structs, Pydantic
+    models), and lists and tuples by index. Their values are written to `columns`, by default the
+    fields of the first record. The table must exist. Delivery is exactly once with checkpoints, at
+    least once without. bool is stored as int; datetime, date, time, Decimal and UUID as text, NaN
+    as NULL. The sink keeps two small tables of its own in the file, `aioflow_staged` and
+    `aioflow_sinks`.
 
-    With `mode="upsert"` a record replaces the row with the same `key`, or is inserted; with
-    "delete" it removes that row. A function as `mode` returns "upsert" or "delete" for a record.
-    `key` is then one column or several, with a unique constraint on them, by default the primary
-    key. The latest record of a key wins. Records of one key must come from one subtask, so key the
-    stream by it.
+    With `mode="upsert"` a record replaces the row with the same `key`, or is inserted. With
+    `mode="delete"` it deletes the row with the same `key`. A function as `mode` returns "upsert" or
+    "delete" for a record. `key` is then one column or several, with a unique constraint on them, by
+    default the primary key. The latest record of a key wins. Records of one key must come from one
+    subtask, so key the stream by it.
     """
     place = f"sqlite({str(path)!r}, {table!r})"
     checked_columns(columns, place)

@@ -1,25 +1,25 @@
-"""The sink for tables of a database: rows are staged in the database at the barrier, and moved to
-their table by the commit.
+"""The sink for database tables: it stages rows in the database up to the barrier, and the commit
+moves them to their table.
 
-    flush        rows -> `aioflow_staged`, as pieces of the next checkpoint's batch; tried on the
-                 table itself first
-    prepare(n)   the batch of n is complete and durable; its committable is only its name
-    commit       one transaction: rows of the batch into the table, the batch out of
-                 `aioflow_staged`, n into `aioflow_sinks`
+    flush        rows -> `aioflow_staged`, as pieces of the next checkpoint's batch, after a
+                 trial insert into the table itself
+    prepare(n)   the batch of n is complete and durable; the committable has only its name
+    commit       one transaction: inserts the rows of the batch into the table, deletes the batch
+                 from `aioflow_staged`, and writes n to `aioflow_sinks`
 
-Rows are staged instead of stored in the checkpoint. So memory stays bounded by a piece for any
-interval, and a checkpoint contains names instead of a second copy of the data. Rows are tried on
-the table first: a refused row must fail the job while its input can still be read again. After the
-checkpoint it would be too late.
+Rows are staged in the database instead of stored in the checkpoint. So memory is bounded by one
+piece for any checkpoint interval, and a checkpoint contains names instead of a second copy of the
+data. The trial insert makes a row that the table refuses fail the job while its input can still be
+read again. After the checkpoint it would be too late.
 
-The batch itself makes the commit idempotent: it is moved once. If it is missing, `aioflow_sinks`
-must record that this or a later checkpoint of the same writer was committed. Otherwise the database
-was set back, and that is an error. A checkpoint number alone never decides that rows are dropped: a
-job that was restored from an older savepoint repeats the same numbers.
+The commit is idempotent, because it removes the batch that it moves. If the batch is missing,
+`aioflow_sinks` must record that this or a later checkpoint of the same writer was committed.
+Otherwise the database was set back, which is an error. Rows are never dropped because of a
+checkpoint number alone: a job that was restored from an older savepoint repeats the same numbers.
 
 Every writer that opens gets a number from the database, its generation. It removes batches that
 earlier writers began after the checkpoint that it was restored from. So an earlier attempt cannot
-change rows that a later one has staged, not even with calls that are still running.
+change rows that a later attempt has staged, not even with calls that are still running.
 
 Without checkpoints rows are inserted into the table at once (at-least-once).
 
@@ -67,9 +67,8 @@ __all__ = [
 ]
 
 PIECE_ROWS = 1_000
-"""Number of rows at which the writer requests a flush.
-
-One transaction stages as many, and a commit holds as many in memory at once.
+"""Number of rows at which the writer requests a flush. Also the number of rows that one transaction
+stages, and that a commit holds in memory at once.
 """
 
 SCHEMA = (
@@ -82,21 +81,24 @@ SCHEMA = (
         since BIGINT NOT NULL, generation BIGINT NOT NULL, content {binary} NOT NULL,
         PRIMARY KEY (batch, piece))""",
 )
-"""The sink's tables. In `aioflow_sinks`, the row with subtask -1 counts the generations.
+"""Creates the sink's own tables. In `aioflow_sinks`, the row with subtask -1 counts the
+generations.
 
-The other rows hold the last checkpoint that a writer has committed.
+Each other row has the last checkpoint that a writer has committed.
 """
 
 STAGED_COLUMNS = "sink, subtask, batch, piece, since, generation, content"
 """Columns of `aioflow_staged`, in the order of `Batch.staged`."""
 
 DEADLOCK_TRIES = 5
-"""How often one piece is tried while other writers change the same rows."""
+"""Maximum number of attempts to stage a piece while other writers change the same rows."""
 
 Row = tuple[Any, ...]
 
 Mode = Literal["append", "upsert", "delete"] | Callable[[Any], Literal["upsert", "delete"]]
-"""How a sink changes its table: in one way for all records, or as a function of the record says."""
+"""How a sink changes its table: the same way for all records, or as a function of the record
+decides.
+"""
 
 _CODEC = Codec()
 
@@ -133,11 +135,11 @@ class Batch(NamedTuple):
     subtask: int
     name: str
     since: int
-    """The checkpoint after whose barrier the batch was begun."""
+    """The number of the last checkpoint whose barrier came before the batch began."""
     generation: int
 
     def staged(self, piece: Piece, content: bytes) -> Row:
-        """Returns the row of `piece` for `STAGED_COLUMNS`."""
+        """Returns the row of `aioflow_staged` for `piece`, in the order of `STAGED_COLUMNS`."""
         return (
             self.sink,
             self.subtask,
@@ -155,8 +157,8 @@ class Piece(NamedTuple):
     number: int
     columns: list[str]
     rows: list[Row]
-    """Rows to write. With a key, the last cell of each row tells whether it deletes the row of its
-    key.
+    """Rows to write. If `key` is not empty, each row ends with an extra bool: whether to delete the
+    row with its key.
     """
     key: list[str]
     """The columns that identify the row to replace or delete; empty if rows are appended."""
@@ -166,11 +168,11 @@ class Piece(NamedTuple):
         return _CODEC.encode_batch([head, *self.rows], owner=owner)
 
     def described(self, number: int) -> str:
-        """Returns row `number` with its columns, for messages."""
+        """Returns row `number` with its columns, for error messages."""
         return describe_record(dict(zip(self.columns, self.rows[number], strict=False)))
 
     def explain(self, error: Exception, place: str) -> None:
-        """Adds a note to `error`: it occurred while these rows were written to `place`."""
+        """Adds a note to `error` that it occurred while these rows were written to `place`."""
         note_once(
             error,
             f"in {place}, at one of {len(self.rows)} rows that begin with {self.described(0)}",
@@ -186,8 +188,8 @@ def decode_piece(number: int, content: bytes) -> Piece:
 
 
 class TableLayout(NamedTuple):
-    """The columns of a table, and those that identify a row; without the latter rows are
-    appended.
+    """The columns of a table, and the key columns that identify a row. Without key columns, rows
+    are appended.
     """
 
     columns: list[str]
@@ -200,7 +202,7 @@ def key_names(key: str | Sequence[str] | None) -> list[str]:
 
 
 def checked_mode(mode: Mode, columns: Sequence[str] | None, key: Sequence[str], place: str) -> None:
-    """Raises GraphError if `mode` is no mode, or does not fit the columns and the key."""
+    """Raises GraphError if `mode` is invalid, or does not fit the columns and the key."""
     if not callable(mode) and mode not in ("append", "upsert", "delete"):
         raise GraphError(
             f"{place}: mode is {mode!r}, expected 'append', 'upsert', 'delete', or a function that "
@@ -220,8 +222,8 @@ def checked_mode(mode: Mode, columns: Sequence[str] | None, key: Sequence[str], 
 
 
 def check_upserts(sink: object, mode: Mode, given: Sequence[str], key: Sequence[str]) -> None:
-    """Raises GraphError if `sink` does not apply upserts of rows with this key. `given` is `key=`
-    of the sink, empty for the primary key.
+    """Raises GraphError if `sink` cannot apply upserts with the key columns `key`. `given` is
+    `key=` of the sink, empty for the primary key.
     """
     if mode != "upsert":
         raise GraphError(
@@ -245,8 +247,8 @@ def resolved_key(
 ) -> list[str]:
     """Returns the columns that identify a row: those `given`, or the `primary` key.
 
-    `unique` are the sets of columns with a unique constraint. Raises GraphError if there is none on
-    these columns.
+    `unique` has the sets of columns with a unique constraint. Raises GraphError if the returned
+    columns have no unique constraint.
     """
     if mode == "append":
         return []
@@ -307,7 +309,7 @@ async def despite_deadlocks(
 ) -> None:
     """Awaits `stage`, and repeats it after a deadlock with another writer of the same rows.
 
-    The database has rolled this transaction back, and the other writer goes on.
+    The database has then rolled back this writer's transaction, so the other writer can continue.
     """
     for _ in range(DEADLOCK_TRIES - 1):
         try:
@@ -321,8 +323,8 @@ async def despite_deadlocks(
 def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
     """Returns whether the batch was committed before.
 
-    `found` is the number of its staged pieces. `last` is the last committed checkpoint of its
-    writer.
+    `found` is the number of pieces of the batch that are still staged. `last` is the last committed
+    checkpoint of its writer. Raises StateError if neither shows what happened to the batch.
     """
     if found == prepared.pieces:
         return False
@@ -339,8 +341,8 @@ def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
 
 
 class RowShape:
-    """A converter of records to rows: dicts, dataclasses, NamedTuples and Structs by field, lists
-    and tuples by index.
+    """Converts records to rows: dicts, dataclasses, NamedTuples and Structs by field, lists and
+    tuples by index.
     """
 
     def __init__(
@@ -411,7 +413,9 @@ class RowShape:
 
 
 class ChangeShape(RowShape):
-    """A converter of records to changes: rows that end with whether they delete."""
+    """Converts records to changes: rows with a last bool that says whether to delete the row with
+    the key.
+    """
 
     def __init__(
         self,
@@ -421,7 +425,7 @@ class ChangeShape(RowShape):
         adapt: Callable[[Any, str], Any],
         mode: Mode,
     ) -> None:
-        """Makes a converter. A sink that only deletes needs the key of a record alone."""
+        """Makes a converter. For the mode "delete" a record needs only the key columns."""
         if mode == "delete" and columns is None:
             columns = layout.key
         super().__init__(place, layout.columns, columns, adapt)
@@ -442,7 +446,7 @@ class ChangeShape(RowShape):
         ]
 
     def _upserts(self, values: Sequence[Any]) -> list[Row]:
-        """Returns the changes of upserts, which say themselves whether they delete."""
+        """Returns the changes for `Upsert` objects. An `Upsert` without a row deletes."""
         if not self.columns:
             self._choose(self._table_columns)
         rows = []
@@ -488,7 +492,9 @@ class ChangeShape(RowShape):
                 )
 
     def _keyed(self, row: Row, value: Any) -> Row:
-        """Returns `row`. Raises ValueError if its key is null: no later row would replace it."""
+        """Returns `row`. Raises ValueError if its key is null, because no later row could replace
+        it.
+        """
         for name in self.key:
             cell = row[self.columns.index(name)]
             if cell is None or cell != cell:  # NaN, which SQLite stores as NULL.
@@ -516,7 +522,9 @@ class TableWriter(BaseWriter[Any]):
         mode: Mode = "append",
         is_away: Callable[[Exception], bool] = _never,
     ) -> None:
-        """Makes a writer. `is_away` tells whether an error means that no server can be reached."""
+        """Makes a writer. `is_away(error)` returns whether `error` means that no server can be
+        reached.
+        """
         self._ctx = ctx
         self._is_away = is_away
         self._mode = mode
@@ -576,7 +584,9 @@ class TableWriter(BaseWriter[Any]):
             self._pieces += 1
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
-        """Returns the batch since the last checkpoint, or nothing if no row was written."""
+        """Returns the committable of the batch since the last checkpoint; an empty list if no row
+        was written.
+        """
         await self.flush()
         self._since = max(self._since, checkpoint_id)
         batch, self._batch = self._batch, None
@@ -593,7 +603,7 @@ class TableWriter(BaseWriter[Any]):
 
 
 class TableCommitter(BaseCommitter):
-    """The committer, which moves staged batches into the table. It connects for the first batch."""
+    """Moves staged batches into the table. It connects when the first batch comes."""
 
     def __init__(self, store: TableStore) -> None:
         self._store = store
@@ -606,7 +616,7 @@ class TableCommitter(BaseCommitter):
             await self._store.commit(Prepared(*committable))
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Removes staged rows; committed rows stay."""
+        """Removes the staged rows of `committables`. Committed rows stay."""
         await self._open()
         for committable in committables:
             await self._store.discard(Prepared(*committable))

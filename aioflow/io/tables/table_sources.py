@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["KEY", "PAGE_ROWS", "PageReader", "ServerTable", "checked_table", "selected"]
 
 PAGE_ROWS = 1_024
-"""Number of rows of one read."""
+"""Maximum number of rows of one page."""
 
 KEY = "aioflow_key"
-"""Name of the column of a page that has the key."""
+"""Name of the extra column of a page that has the key."""
 
 
 def checked_table(
@@ -50,8 +50,8 @@ def checked_table(
     query: str | None,
     mode: Mode,
 ) -> Callable[[dict[str, Any]], T] | None:
-    """Returns the function that makes a `type` of a row. Raises GraphError naming an argument that
-    does not fit.
+    """Returns the function that converts a row to `type`, or None for dicts. Raises GraphError
+    naming an invalid argument.
     """
     if not isinstance(table, str):
         raise GraphError(f"{place}: table is {table!r}, expected a name")
@@ -99,7 +99,7 @@ class ServerTable(BaseSource[T], BaseSink[Any]):
 
     @property
     def place(self) -> str:
-        """The table, for messages."""
+        """The name of the table, for log and error messages."""
         return f"table {self.table!r}"
 
     @property
@@ -124,8 +124,8 @@ class ServerTable(BaseSource[T], BaseSink[Any]):
     async def fetch(
         self, connection: Any, texts: Sequence[str], values: Sequence[Any]
     ) -> list[dict[str, Any]]:
-        """Returns the rows of a SELECT. `texts` are its parts before, between and after the
-        values.
+        """Returns the rows of a SELECT. `texts` are the parts of the statement before, between and
+        after `values`.
         """
 
     @abstractmethod
@@ -144,7 +144,7 @@ class ServerTable(BaseSource[T], BaseSink[Any]):
         return [Split("0", None, await reached(partial(self._range, key), self, self.is_away))]
 
     async def _range(self, key: str | None) -> tuple[str, Any]:
-        """Returns the name of the key, by default the primary one, and the largest key."""
+        """Returns the name of the key column, by default the primary key, and the largest key."""
         connection = await self.connect()
         try:
             key = key or await self._only_primary_key(connection)
@@ -181,8 +181,8 @@ class ServerTable(BaseSource[T], BaseSink[Any]):
         return names[0]
 
     async def page(self, connection: Any, key: str, last: Any, end: Any) -> list[dict[str, Any]]:
-        """Returns the rows of a page behind the key `last`, up to `end`, and the first row of the
-        page after it.
+        """Returns the rows of the page after the key `last`, with keys up to `end`, and the first
+        row of the next page.
         """
         name = quoted(key, "the key")
         columns = selected(self.columns, "aioflow_rows.*")
@@ -212,10 +212,11 @@ class PageReader(BufferedReader):
         last: Any,
         page: Callable[[Any], Awaitable[list[dict[str, Any]]]],
     ) -> None:
-        """Puts all rows behind the key `last`. Raises ValueError if two rows have the same key.
+        """Puts all rows after the key `last` into the buffer. Raises ValueError if two rows have
+        the same key.
 
-        `page(last)` returns the next page, and one row more: the extra row shows whether two rows
-        at the border of the pages have the same key. `source` is named in the error.
+        `page(last)` returns the page after the key `last`, and one more row. The extra row shows
+        whether two rows at the border of pages have the same key. `source` is named in the error.
         """
         while True:
             for i, row in enumerate(await page(last)):

@@ -1,5 +1,5 @@
-"""HTTP as a client: a source that requests a URL again and again, and a sink that posts records.
-aiohttp is imported only when a job runs.
+"""An HTTP client: a source that requests a URL repeatedly, and a sink that posts records. aiohttp
+is imported only when a job runs.
 
 Server-sent events, the HTTP event stream of the HTML standard, are a source. Its position is the id
 of the last event, which is sent as `Last-Event-ID` when the source reconnects.
@@ -68,7 +68,7 @@ RETRIES = 5
 BODY_BYTES_MAX = 16 * 1024 * 1024
 
 DECODINGS = ("json", "text", "bytes")
-"""Formats into which a body can be decoded."""
+"""Values of `decode=`: the formats of a body."""
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +87,13 @@ def http(
     retries: int = RETRIES,
     on_error: OnError = "fail",
 ) -> HttpConnector:
-    """Returns a connector that requests `url` at an interval. Each answer is an element, or each of
-    `items(answer)`.
+    """Returns a connector that requests `url` at the interval `every`. Each answer is an element,
+    or each item of `items(answer)`.
 
     As a sink it posts JSON to `url`. `decode` is "json", "text" or "bytes". With `batch` above 1
     the sink posts arrays of up to this many records; a record waits at most 50 ms for others.
-    Failed requests are retried `retries` times, so a record may arrive twice. After that, and for
-    other answers than 2xx, the job fails.
+    Requests that fail temporarily are retried `retries` times, so a record may arrive twice. The
+    job fails after the last retry, and immediately for any other answer than 2xx.
     """
     checked_url(url, "http", ("http", "https"))
     place = f"http({redacted(url)!r})"
@@ -134,8 +134,7 @@ def checked_url(url: str, connector: str, schemes: tuple[str, ...]) -> None:
 
 @dataclass(eq=False, repr=False)
 class HttpConnector(BaseSource[Any], BaseSink[Any]):
-    """A `Source` that requests a URL again and again, and a `Sink` that posts to it. Made by
-    `http`.
+    """A `Source` that requests a URL repeatedly, and a `Sink` that posts to it. Made by `http`.
 
     The source is at-most-once, because an answer cannot be requested again.
     """
@@ -195,7 +194,9 @@ def http_error(status: int, url: str, body: bytes) -> Broken:
 
 @contextmanager
 def without_secrets(config: object) -> Iterator[None]:
-    """Raises Broken if an error of aiohttp in the block quotes a URL with a password or a token."""
+    """Within the block, replaces an aiohttp error whose message quotes a URL with a password or
+    token by Broken.
+    """
     import aiohttp
 
     try:
@@ -208,7 +209,7 @@ def without_secrets(config: object) -> Iterator[None]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Returns the errors of a request that may succeed later."""
+    """Returns the error classes after which a request may succeed later."""
     import aiohttp
 
     return aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, Broken
@@ -352,7 +353,7 @@ class ServerSentEvent(NamedTuple):
     event: str = "message"
     """The type of the event."""
     id: str = ""
-    """The last id that the server sent, with this event or before."""
+    """The last id that the server sent, with this event or an earlier one."""
 
 
 @explained
@@ -475,7 +476,9 @@ class _SseReader(BufferedReader):
                 await backoff.reconnecting(listen, config, config.reconnect, _failures())
 
     async def _listen(self, session: aiohttp.ClientSession, backoff: Backoff) -> bool:
-        """Returns whether the server has no more events for good."""
+        """Reads events until the stream ends. Returns whether the server has declared that no more
+        events will come (204).
+        """
         url, last_id = self._config.url, self._last_id
         parser = EventParser(last_id)
         headers = {"Last-Event-ID": last_id} if last_id else {}

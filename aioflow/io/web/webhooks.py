@@ -72,16 +72,16 @@ def webhook(
     """Returns a source that serves POST `path` at `host:port`; each body is an element.
 
     In a job with checkpoints, the server answers when the body is in the journal, a local
-    directory. The next run reads from there what no checkpoint covers. `journal` names the
-    directory. The default is one below the checkpoints, if these are local and the job does not run
-    `on=` a cluster. With a journal the server listens in the process of the program. With
-    `journal=False` bodies that no checkpoint covers are lost over a restart.
+    directory. The next run reads the bodies that no checkpoint covers from the journal. `journal`
+    names the directory. The default is a directory below the checkpoints, if these are local and
+    the job does not run `on=` a cluster. With a journal the server listens in the process of the
+    program. With `journal=False` bodies that no checkpoint covers are lost over a restart.
 
-    `token` is expected as `Authorization: Bearer <token>`; it is needed on an address that is not
-    loopback. `decode` is "json", "text" or "bytes". The server answers 202 for an accepted body,
-    400 for a malformed one, and 401 without the token. It answers 408 for a body that takes 20 s,
-    and 413 above `max_bytes`. It answers 503 if the job has not made room among `capacity` elements
-    after `patience`, while it ends, and if the journal cannot be written.
+    Requests must have `token` as `Authorization: Bearer <token>`. A token is required if `host` is
+    not a loopback address. `decode` is "json", "text" or "bytes". The server answers 202 for an
+    accepted body, 400 for a malformed one, and 401 without the token. It answers 408 for a body
+    that takes 20 s, and 413 above `max_bytes`. It answers 503 if `capacity` elements still wait
+    after `patience`, while the job ends, and if the journal cannot be written.
     """
     where = f"webhook({host!r}, {port}, {path!r})"
     checked_text(host, "host", where)
@@ -148,7 +148,7 @@ class WebhookSource(InletSource[Any]):
         self.patience_s = patience_s
         self._token = token
         self.row: Callable[[Any], Any] | None = None
-        """Makes the element of a value, or raises ValueError; the sender then gets 400."""
+        """Converts a decoded body to the element. If it raises ValueError, the sender gets 400."""
 
     def __repr__(self) -> str:
         return f"webhook({self.host!r}, {self.port}, {self.path!r})"

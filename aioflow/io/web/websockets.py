@@ -1,4 +1,4 @@
-"""WebSockets as a client: a source of the received messages, and a sink that sends messages.
+"""A WebSocket client: a source of received messages, and a sink that sends messages.
 
 The source is at-most-once, because messages have no position.
 """
@@ -33,7 +33,7 @@ __all__ = ["WebSocketConnector", "websocket"]
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 
 HEARTBEAT_S = 20.0
-"""Interval of pings. A peer that vanishes is noticed after one and a half intervals."""
+"""Interval of pings. A vanished peer is noticed after one and a half intervals."""
 
 
 @explained
@@ -48,10 +48,10 @@ def websocket(
     """Returns a connector that reads the messages (str or bytes) of the server at `url`, or sends
     messages to it.
 
-    `subscribe` is a message that is sent first, after each connecting. With `reconnect` the
+    `subscribe` has messages that are sent first on each new connection. With `reconnect` the
     connector connects again when the connection ends; otherwise the source ends. As a sink it sends
-    str and bytes as they are, other values as JSON. Buffered elements of a broken connection are
-    sent again.
+    str and bytes as they are, and other values as JSON. After a broken connection it sends its
+    buffered elements again.
     """
     checked_url(url, "websocket", ("ws", "wss", "http", "https"))
     place = f"websocket({redacted(url)!r})"
