@@ -1,7 +1,7 @@
 """The command line.
 
-Commands run flows here or on a cluster, manage clusters and their jobs, and show savepoints. Exit
-codes: see `command`.
+Commands run flows in this process or on a cluster, manage clusters and their jobs, and show
+savepoints. `command` describes the exit codes.
 """
 
 from aioflow.cli.command import main

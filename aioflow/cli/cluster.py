@@ -1,4 +1,5 @@
-"""The commands about the processes of a cluster: `jobmanager`, `taskmanager` and `cluster`.
+"""The commands that start and stop the processes of a cluster: `jobmanager`, `taskmanager` and
+`cluster`.
 
 `local_cluster` starts and ends the processes of `cluster` on this machine.
 """
@@ -209,7 +210,7 @@ def _add_cluster(commands: Any) -> None:
 
 
 def _add_process_options(process: argparse.ArgumentParser) -> None:
-    """Adds the options of a process of a cluster that runs in the foreground."""
+    """Adds the options of a cluster process that runs in the foreground."""
     add_log_options(process)
     process.add_argument(
         "--allow-plaintext",
@@ -298,7 +299,7 @@ PRELOADED = (
     "aioflow.state.heap",
     "encodings.idna",
 )
-"""Modules that most jobs import when they are loaded."""
+"""Modules that most jobs import, so a process imports them before a job arrives."""
 
 
 def _taskmanager(arguments: argparse.Namespace) -> int:

@@ -1,10 +1,10 @@
 """Connects a command to a cluster: the addresses of its JobManagers, the secret, the TLS options,
 and the message if no JobManager answers.
 
-`processes_of` finds the processes of this machine that belong to a cluster, by their command lines.
-`aioflow cluster start` records the processes that it starts (`pids`). But a JobManager that died is
-started again by hand, or by a supervisor. A standby and further TaskManagers are started by hand
-too. `aioflow cluster stop` must find and end all of them.
+`processes_of` finds the processes of a cluster on this machine by their command lines. `aioflow
+cluster start` records only the processes that it starts (`pids`). Others are started by hand or by
+a supervisor: a JobManager after a crash, a standby, further TaskManagers. `aioflow cluster stop`
+must find and end all of them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ OPTIONS = ("--tls-cert", "--tls-key", "--tls-ca")
 
 
 def add_tls_options(command: argparse.ArgumentParser) -> None:
-    """Adds the TLS options to a command. The user gives all three or none."""
+    """Adds the TLS options to a command. A user must give all three or none."""
     group = command.add_argument_group(
         "TLS between the processes of a cluster, each of which proves itself by a certificate"
     )
@@ -76,7 +76,7 @@ def add_tls_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_access_options(command: argparse.ArgumentParser) -> None:
-    """Adds the options that say which cluster a command is about, and how it is reached."""
+    """Adds the options that select the cluster for a command, and that the connection needs."""
     add_tls_options(command)
     command.add_argument(
         "--at",
@@ -107,7 +107,7 @@ def add_access_options(command: argparse.ArgumentParser) -> None:
 def _secret_in(directory: str) -> Path:
     """Returns the path of the secret in a cluster's directory.
 
-    The directory also contains the file with the cluster's address, so `find_started` can find both
+    The same directory contains the file with the cluster's address, so `find_started` can find it
     from this path.
     """
     return Path(directory) / "secret"
@@ -169,7 +169,7 @@ def jobmanagers_of(data: Path) -> list[int]:
 
 
 def _found(data: Path) -> Iterator[tuple[int, str]]:
-    """Yields (pid, command) of each process of the cluster."""
+    """Yields (pid, command) for each process of the cluster in the directory `data`."""
     whole = os.path.realpath(data)
     for pid, argv in _from_proc() if PROC.exists() else _from_ps():
         command = _command(argv)
@@ -186,7 +186,7 @@ def _found(data: Path) -> Iterator[tuple[int, str]]:
 
 
 def _from_proc() -> Iterator[tuple[int, list[str]]]:
-    """Yields the pid and the arguments of each process."""
+    """Yields the pid and the arguments of each process on this machine, from /proc."""
     for pid in sorted(int(entry.name) for entry in PROC.glob("[0-9]*") if entry.name.isdecimal()):
         try:
             line = (PROC / str(pid) / "cmdline").read_bytes()
@@ -196,7 +196,9 @@ def _from_proc() -> Iterator[tuple[int, list[str]]]:
 
 
 def _from_ps() -> Iterator[tuple[int, list[str]]]:
-    """Yields the same on other systems than Linux. Arguments with spaces are split."""
+    """Yields the same as `_from_proc`, on systems without /proc. Arguments with spaces
+    are split.
+    """
     listing = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True
     ).stdout
@@ -209,7 +211,7 @@ def _from_ps() -> Iterator[tuple[int, list[str]]]:
 def _command(argv: list[str]) -> str:
     """Returns "jobmanager" or "taskmanager" if `argv` runs one, otherwise "".
 
-    A program that only starts one, such as `timeout`, does not count.
+    A wrapper that only starts one of them, such as `timeout`, does not count.
     """
     if os.path.basename(argv[0]).lower().startswith("python"):
         for program, command in pairwise(argv):
@@ -231,7 +233,7 @@ def _environment(pid: int) -> dict[str, str]:
 def _data(argv: list[str], command: str, environ: dict[str, str], base: Path) -> str | None:
     """Returns the value of `--data`: from `argv`, from the settings of the process, or the default.
 
-    Returns None for a TaskManager without `--data`: its JobManager ends it.
+    Returns None for a TaskManager without `--data`, because its JobManager ends it.
     """
     given = None
     for option, value in zip(argv, [*argv[1:], ""], strict=True):
@@ -315,7 +317,7 @@ def _failed(arguments: argparse.Namespace, error: Exception) -> int:
 
 
 def _remedy(arguments: argparse.Namespace) -> str:
-    """Returns what the user can do when no JobManager listens."""
+    """Returns advice for the user when no JobManager answers."""
     data = arguments.data if "data" in arguments else arguments.secret_file.parent
     alive = [] if arguments.at.data is None else processes_of(data)
     if alive:
@@ -342,8 +344,8 @@ def secret_of(path: Path) -> bytes:
 
 
 def find_started(arguments: argparse.Namespace) -> None:
-    """Sets `--at` if it is missing: to the cluster started in this directory, or the default
-    address.
+    """Sets `--at` if it was not given: to the address of the cluster that was started in this
+    directory, or else to the default address.
     """
     if arguments.at is None:
         data = arguments.secret_file.parent
@@ -351,10 +353,11 @@ def find_started(arguments: argparse.Namespace) -> None:
 
 
 def leader_retrieval_of(data: Path) -> LeaderRetrieval:
-    """Returns where to find the JobManager of the directory `data` that started last, or the
-    leader.
+    """Returns the means to find the leading JobManager of the directory `data`. Begins with the
+    address of the JobManager that started last.
 
-    Raises FileNotFoundError, or UsageError for a file with other contents.
+    Raises FileNotFoundError if there is no file with the address, and UsageError if the file has no
+    valid address.
     """
     path = data / "address"
     text = path.read_text(encoding="utf-8", errors="replace").strip()

@@ -1,8 +1,8 @@
 """Parses the command line and runs the command.
 
-`main` returns the exit code: 0 finished, 1 the job failed, 2 wrong usage, 130 ended by Ctrl-C. A
-command that runs a flow imports nothing of the other commands, so that a killed service restarts
-faster.
+`main` returns the exit code: 0 finished, 1 the job failed, 2 wrong usage, 130 ended by Ctrl-C. For
+a command that runs a flow, the modules of the other commands are not imported, so that a killed
+service restarts faster.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ TARGET_HELP = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line `argv`, by default that of this process. Returns the exit code."""
+    """Runs the command line `argv`, by default the arguments of this process. Returns the exit
+    code.
+    """
     argv = sys.argv[1:] if argv is None else argv
     try:
         parser = _parser(argv[0] if argv else "")
@@ -88,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Returns the arguments.
 
-    argparse takes an optional positional argument before the options only. A command with
-    `after_options` also takes its last positional argument after the options.
+    argparse accepts an optional positional argument only before the options. A command with
+    `after_options` also accepts its last positional argument after the options.
     """
     arguments, rest = parser.parse_known_args(argv)
     given = vars(arguments)
@@ -105,7 +107,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Na
 def _parser(command: str) -> argparse.ArgumentParser:
     """Returns a parser that knows `command`.
 
-    It also knows the commands of other modules, unless `command` is one of this module.
+    It also knows the commands of other modules, unless `command` belongs to this module.
     """
     parser = argparse.ArgumentParser(
         prog="aioflow", description="A stateful stream processor for asyncio."
@@ -253,7 +255,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _job_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the options of `Flow.run`, checked before any code of the user is loaded."""
+    """Returns the options for `Flow.run`. They are checked before the user's code is loaded."""
     if arguments.log_format == JSON:
         configure_logging(JSON)
     else:

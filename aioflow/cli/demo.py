@@ -1,8 +1,8 @@
 """The demonstration: 336,776 flights out of New York in 2013, in the order in which the planes
 left.
 
-The time of an event is when the plane *should* have left. So late data occurs naturally: a plane
-that left five hours late comes five hours late.
+The event time of a flight is its *scheduled* departure. So late data occurs naturally: the record
+of a plane that left five hours late is five hours late.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from aioflow.cli.demo_data import Airline, Flight, FlightLog, Observation, Weath
 __all__ = ["AirlineDay", "Alarm", "Report", "build_flow", "flow", "next_lines", "report_lines"]
 
 QUIET_MS = 9 * 3_600_000
-"""An airport from which nothing has left for so long is worth an alarm.
+"""Time without a departure after which an airport raises an alarm.
 
 A usual night is shorter.
 """
 
 NIGHT = "5h"
-"""Midnight in New York, seen from UTC: where a day begins. (In summer, one in the morning.)"""
+"""Offset of day windows from midnight UTC: midnight in New York. (In summer, one in the
+morning.)
+"""
 
 CANCELLED = af.OutputTag[Flight]("cancelled")
 NAMES = af.MapStateDescriptor[str, str]("airline names")
@@ -71,7 +73,8 @@ def build_flow(folder: Path, report: Report) -> af.Flow:
 def delay_by_airline(
     flights: af.DataStream[Flight], airlines: af.DataStream[Airline], report: Report
 ) -> None:
-    """Computes each airline's days, its year, and the worst days of all.
+    """Computes the delays of each airline by day and for the year, and the worst days of all
+    airlines.
 
     The window of a day closes two hours after its last minute, in event time.
     """
@@ -149,9 +152,9 @@ class AirlineDay(NamedTuple):
 class NameAirline(af.KeyedBroadcastProcessFunction[str, Any, Airline, AirlineDay]):
     """Replaces the carrier's code by the airline's name.
 
-    A day waits in state while its name is not known. The stream of airlines has no event time, so
-    it holds back this operator's watermark until it has been read to its end. A timer at the day's
-    own time fires when all names are known.
+    An `AirlineDay` waits in state until the airline's name is known. The stream of airlines has no
+    event time, so it holds back this operator's watermark until it has been read to its end. A
+    timer at the day's own time fires after that, when all names are known.
     """
 
     def open(self, ctx: af.RuntimeContext) -> None:
@@ -212,11 +215,11 @@ def delay_by_weather(
 
 
 class Alarm(NamedTuple):
-    """An alarm: no plane left airport `origin` from `since` to `until`, which is None while that
-    lasts.
+    """An alarm: no plane left airport `origin` from `since` to `until`. `until` is None while the
+    alarm lasts.
 
-    Times are ms. `cancelled` counts the cancelled flights since. When the input ends, every airport
-    falls quiet, so the last alarms stay open.
+    Times are in ms. `cancelled` is the number of flights cancelled since then. When the input ends,
+    no airport has further departures, so the last alarms stay open.
     """
 
     origin: str
@@ -256,9 +259,9 @@ class QuietAirport(af.KeyedProcessFunction[str, Flight, Alarm]):
 
 
 def flow() -> af.Flow:
-    """Returns the flow on the installed data, with a report that is not shown.
+    """Returns the flow on the installed data. Its report is not shown.
 
-    For example for `aioflow graph aioflow.cli.demo:flow`.
+    Use it, for example, with `aioflow graph aioflow.cli.demo:flow`.
     """
     return build_flow(find_data(), Report())
 
@@ -270,12 +273,12 @@ class Report:
     """
 
     airlines: list[Any] = field(default_factory=list)
-    """WindowResult of each airline's year: flights, minutes, worst, late15."""
+    """A WindowResult for each airline's year: flights, minutes, worst, late15."""
     worst_days: list[AirlineDay] = field(default_factory=list)
     skies: list[Any] = field(default_factory=list)
-    """WindowResult of each kind of weather: flights, minutes, late15."""
+    """A WindowResult for each kind of weather: flights, minutes, late15."""
     alarms: list[Alarm] = field(default_factory=list)
-    """Alarms, each once when it was raised and once when it ended."""
+    """Alarms: each appears when it is raised, and again when it ends."""
     late: list[Flight] = field(default_factory=list)
     """Flights that came after the window of their day had closed."""
     cancelled: dict[str, int] = field(default_factory=dict)
@@ -289,7 +292,7 @@ class Report:
 def report_lines(report: Report, result: af.JobResult, *, workers: int = 0) -> Iterator[str]:
     """Yields the lines of the report on a year of flights.
 
-    `result` is that of the job, which had `workers` worker processes.
+    `result` is the result of the job, which had `workers` worker processes.
     """
     yield from _airlines(report)
     yield from _worst_days(report)
@@ -299,7 +302,7 @@ def report_lines(report: Report, result: af.JobResult, *, workers: int = 0) -> I
 
 
 def next_lines(command: str) -> Iterator[str]:
-    """Yields lines that suggest what to try next. The user starts the program by `command`."""
+    """Yields lines that suggest what to try next. `command` is how the user starts the program."""
     yield "What to try next"
     for line, what in (
         (f"{command} graph aioflow.cli.demo:flow --svg flow.svg", "how this ran, as a picture"),

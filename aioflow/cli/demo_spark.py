@@ -5,9 +5,9 @@ It looks for Java, says what it will do, installs what is missing, and runs
 
     python -m aioflow.cli.demo_spark [--jre]
 
-It is a program of the checkout, not a command of `aioflow`: it installs into the environment that
-it runs in. Without Java it says how to get one and succeeds, because the core demonstration has run
-before.
+It is a program for a source checkout, not a command of `aioflow`: it installs packages into the
+environment that it runs in. Without Java it explains how to get one, and exits with 0, because the
+core demonstration has already run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program, and returns the exit code, which is 0 also without Java."""
+    """Runs the program. Returns the exit code, which is 0 even if there is no Java."""
     parser = argparse.ArgumentParser(
         prog="demo_spark", description="The year of flights once more, with Spark."
     )
@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def what_comes(java: Java | None, extras: Sequence[str]) -> list[str]:
     """Returns lines that describe what the program will do, and how to skip it.
 
-    `java` is None if Java will be installed. `extras` are the packages that are installed.
+    `java` is None if Java will be installed. `extras` are the extras of aioflow that will be
+    installed.
     """
     which = (
         "a Java of its own"
@@ -91,8 +92,8 @@ def what_comes(java: Java | None, extras: Sequence[str]) -> list[str]:
 
 
 def without_java(reason: str) -> list[str]:
-    """Returns lines that say how to get Java. `reason` is a sentence that says what was looked
-    for.
+    """Returns lines that explain how to get Java. `reason` is a sentence about what was
+    looked for.
     """
     return [
         "",

@@ -1,4 +1,4 @@
-"""The commands about jobs of a cluster: `submit`, `list`, `cancel`, `stop`, `checkpoint`,
+"""The commands that manage the jobs of a cluster: `submit`, `list`, `cancel`, `stop`, `checkpoint`,
 `savepoint`, `rescale`.
 """
 
@@ -50,13 +50,15 @@ from aioflow.graph.job_graph import build_job_graph
 __all__ = ["add_commands", "how_far", "print_jobs", "remote_cluster"]
 
 DISPOSE = "dispose"
-"""Word in place of a job, which cannot be the beginning of an id: ids have hex digits."""
+"""Word that `savepoint` accepts in place of a job. It cannot be the beginning of a job id, because
+ids have hex digits.
+"""
 
 STATUS_WIDTH = 12
 """Width of the longest status, INITIALIZING, so that the next columns are aligned."""
 
 OWN_ERRORS = ("CheckpointError:", "RestoreError:")
-"""Beginnings of jobs' errors whose messages may name arguments, which become flags."""
+"""Beginnings of job errors whose messages may name arguments. The arguments are shown as flags."""
 
 
 def add_commands(commands: Any) -> None:
@@ -233,7 +235,7 @@ async def _followed(
 ) -> int:
     """Waits for the end of a job, and returns the exit code.
 
-    If the JobManager dies meanwhile, the next JobManager is asked.
+    If the JobManager dies in the meantime, its successor is asked.
     """
     try:
         return _ended(await client.follow(job_id, RETURN_TIMEOUT_S, ask))
@@ -288,9 +290,10 @@ def print_jobs(lines: list[JobLine]) -> None:
 
 
 def how_far(line: JobLine) -> str:
-    """Returns the status of a job, how many of its tasks run, and what it waits for.
+    """Returns a text with the status of a job, the number of its running tasks, and the number of
+    slots it waits for.
 
-    The status RUNNING alone only says that the job was started.
+    The status RUNNING alone means only that the job was started.
     """
     if line.status.is_terminal or not line.tasks:
         return line.status.value
@@ -352,7 +355,7 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
 
 
 def _dispose(arguments: argparse.Namespace) -> int:
-    """Deletes a savepoint. No cluster is asked: the store is enough."""
+    """Deletes a savepoint directly from its store, without a cluster."""
     if arguments.directory is None:
         raise UsageError("expected the savepoint: aioflow savepoint dispose PATH")
     key = key_in(arguments.key_file)
@@ -424,7 +427,7 @@ def _directory(given: str | None) -> str | None:
 
 
 def _had_ended(line: JobLine, done: str) -> int:
-    """Prints that a job had already ended, so that the request (`done`) had no effect. Returns the
+    """Prints that a job had already ended, so nothing was `done` (such as "cancelled"). Returns the
     exit code.
     """
     print(
@@ -434,7 +437,9 @@ def _had_ended(line: JobLine, done: str) -> int:
 
 
 async def _job(client: ClusterClient, beginning: str) -> JobLine:
-    """Returns the only job whose id begins with `beginning`. Raises UsageError."""
+    """Returns the job whose id begins with `beginning`. Raises UsageError unless there is exactly
+    one.
+    """
     found = [line for line in await client.jobs() if line.job_id.startswith(beginning)]
     if len(found) != 1:
         what = "no job has" if not found else f"{len(found)} jobs have"

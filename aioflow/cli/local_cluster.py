@@ -2,8 +2,9 @@
 TaskManagers.
 
 `start_cluster` starts a JobManager, which starts the TaskManagers and keeps them running. A
-TaskManager that ends by itself, with exit code 0, was told to end. Any other end is unexpected:
-another process takes its place after a delay, which doubles with each end soon after a start.
+TaskManager with exit code 0 was ended on purpose, and is not replaced. After any other end, another
+process takes its place after a delay. The delay doubles each time until a process runs for
+`HEALTHY_S`.
 """
 
 from __future__ import annotations
@@ -64,28 +65,30 @@ FIRST_S, LONGEST_S = 1.0, 60.0
 """Shortest and longest delay before a replacement."""
 
 HEALTHY_S = 60.0
-"""A process that ran for this long had started well."""
+"""Run time after which a start counts as successful, and resets the delay."""
 
 REPLACEMENTS_MAX = 10
-"""Maximum number of successive replacements that end before `HEALTHY_S`."""
+"""Maximum number of consecutive replacements without a process that ran for `HEALTHY_S`."""
 
 WRONG_USAGE = 2
-"""Exit code of a command that will never run with these arguments."""
+"""Exit code of a command with invalid arguments, so a replacement would fail too."""
 
 
 @dataclass(slots=True)
 class Replacements:
-    """Decides when a process that has ended is replaced. Times are those of a monotonic clock."""
+    """Decides when to replace a process that has ended. Times are in seconds of a
+    monotonic clock.
+    """
 
     _started_at: float = 0.0
     in_a_row: int = field(default=0, init=False)
-    """Replacements since a process ran for `HEALTHY_S`."""
+    """Number of replacements since a process ran for `HEALTHY_S`."""
 
     def started(self, now: float) -> None:
         self._started_at = now
 
     def ended(self, code: int, now: float) -> float | None:
-        """Returns after how many seconds to replace the process; None: never."""
+        """Returns the seconds until the process is replaced, or None if it is not replaced."""
         if now - self._started_at >= HEALTHY_S:
             self.in_a_row = 0
         if code in (0, WRONG_USAGE) or self.in_a_row >= REPLACEMENTS_MAX:
@@ -100,9 +103,9 @@ async def keep_running(
     is_stopping: Callable[[], bool],
     now: Callable[[], float],
 ) -> None:
-    """Starts TaskManagers 1 to `count`, and replaces each that ends unexpectedly.
+    """Starts TaskManagers 1 to `count`, and replaces those that end unexpectedly.
 
-    `start(number)` starts one. While `is_stopping()`, none is replaced.
+    `start(number)` starts a TaskManager. While `is_stopping()` is true, none is replaced.
     """
     keeping = [
         asyncio.get_running_loop().create_task(
@@ -165,7 +168,9 @@ def _conf_arguments(arguments: argparse.Namespace) -> list[str]:
 def spawn_taskmanager(
     arguments: argparse.Namespace, jobmanager: str, secret: Path, number: int
 ) -> subprocess.Popen[bytes]:
-    """Starts TaskManager `number` of the JobManager that has these arguments."""
+    """Starts TaskManager `number` for the JobManager at the address `jobmanager`, whose own
+    arguments are `arguments`.
+    """
     options = [
         "--jobmanager",
         jobmanager,
@@ -186,7 +191,7 @@ def spawn_taskmanager(
 def in_directory(action: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
     """Runs `action`, which reads or writes the directory of a cluster.
 
-    Raises UsageError for a directory that cannot be used.
+    Raises UsageError if the directory cannot be used.
     """
     try:
         if arguments.data.exists() and not arguments.data.is_dir():
@@ -227,10 +232,11 @@ def start_cluster(arguments: argparse.Namespace) -> int:
 
 
 def shape_of(workers: int | None, slots: int | None) -> tuple[int, int]:
-    """Returns how many TaskManagers are started, and the slots of each. None: not given.
+    """Returns the number of TaskManagers to start, and the number of slots of each. None means that
+    the user gave no number.
 
-    By default each processor has a process with one slot. So the jobs use all processors, and a
-    function that blocks its event loop holds up no other job.
+    By default there is one process with one slot for each processor. So the jobs use all
+    processors, and a function that blocks its event loop delays no other job.
     """
     processors = os.cpu_count() or 1
     if workers is None:
@@ -276,8 +282,8 @@ def _bring_up(
 def _uninterrupted() -> Iterator[None]:
     """Delays Ctrl-C to the end of the block.
 
-    During the start of a process, Ctrl-C would leave a process that is not recorded yet, and that
-    `aioflow cluster stop` could not find.
+    While a process starts, Ctrl-C would leave the process running but not yet recorded, so `aioflow
+    cluster stop` could not find it.
     """
     if (before := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
         # A program that ignores Ctrl-C still does.
@@ -391,7 +397,7 @@ def stop_cluster(arguments: argparse.Namespace) -> int:
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Waits until `condition` holds. Returns False if that takes too long."""
+    """Waits until `condition()` is true. Returns False if this takes longer than `timeout_s`."""
 
     async def poll() -> bool:
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -413,7 +419,7 @@ def _recorded(data: Path) -> list[int]:
 
 
 def _signal(pid: int, number: int) -> bool:
-    """Sends a signal. Returns whether there is such a process."""
+    """Sends the signal `number` to the process `pid`. Returns whether there is such a process."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,9 +1,9 @@
 """Options and arguments that several commands share, and the parsers of their values.
 
-The error of a parser says which value is expected. `in_flags` translates the library's messages
-about arguments into messages about options: a user who typed `--every` does not know `every=`. The
-commands `run` and `submit` have the checkpoint options. Every command that can serve a monitoring
-endpoint has the options of the endpoint.
+The error of a parser says which value is expected. `in_flags` replaces arguments in the library's
+messages by options: a user who typed `--every` does not know `every=`. The commands `run` and
+`submit` have the checkpoint options. Every command that can serve a monitoring endpoint has the
+endpoint's options.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ FLAGS = {
     "token": "--monitor-token-file",
     "workers": "--workers",
 }
-"""Flags by the name of their argument. Other arguments have no flag, and stay as they are."""
+"""Name of an argument -> its flag. Other arguments have no flag, and stay unchanged in messages."""
 
 ARGUMENT = re.compile(
     rf"(?<![\w?&-])(?P<name>{'|'.join(FLAGS)})="
     r"(?P<value>True|None|\"[^\"]*\"|'[^']*'|[A-Z]+\b|\d+\b|Path\(\.\.\.\))?"
 )
 SUBJECT = re.compile(rf"(?P<name>{'|'.join(FLAGS)}) (?=is ['\"\d])")
-"""Beginning of a message such as `every is '0s', expected more than nothing`."""
+"""Matches the argument in a message such as `every is '0s', expected more than nothing`."""
 
 
 def in_flags(message: str) -> str:
@@ -214,7 +214,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a run that jobs of a cluster do not have."""
+    """Adds the options of runs in this process, which jobs of a cluster lack."""
     _add_settings(parser, of_cluster=False)
     add_configuration(parser)
 
@@ -237,7 +237,7 @@ def _add_settings(parser: argparse.ArgumentParser, *, of_cluster: bool) -> None:
 
 
 def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns `parse` with its ValueError as the error whose text argparse shows."""
+    """Wraps `parse` so that argparse shows the message of its ValueError."""
 
     def parsed(text: str) -> Any:
         try:
@@ -271,7 +271,9 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the given options as options of `flow.run`. Raises UsageError for invalid ones."""
+    """Returns the checkpoint options that were given, as options of `flow.run`. Raises UsageError
+    for invalid options.
+    """
     if arguments.fresh and arguments.restore is not None:
         raise UsageError("--fresh begins without state, --restore with some: give one of them")
     given = {
@@ -299,7 +301,7 @@ def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _with_origins(message: str, arguments: argparse.Namespace) -> str:
-    """Returns `message` with the origin of each option in it that the user did not type."""
+    """Returns `message` with the origin added to each option that the user did not type."""
     origins: dict[str, tuple[str, str]] = vars(arguments).get("origins", {})
     found = {
         flag: origins.get(flag[2:].replace("-", "_"), ("", ""))[1]
@@ -376,9 +378,9 @@ def monitor_address(text: str) -> str:
 
 
 def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the given options as keyword arguments of a run.
+    """Returns the monitoring options that were given, as keyword arguments of a run.
 
-    Raises UsageError for options that would allow access to anyone.
+    Raises UsageError for options that would allow access without authentication.
     """
     if arguments.monitor is None:
         if (
@@ -418,9 +420,10 @@ def monitor_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def monitor_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Returns the given options as command line arguments for another process.
+    """Returns the monitoring options that were given, as command line arguments for another
+    process.
 
-    Raises UsageError as `monitor_options`.
+    Raises the same UsageError as `monitor_options`.
     """
     if not monitor_options(arguments):
         return []
@@ -464,7 +467,7 @@ async def served(what: Any, arguments: argparse.Namespace) -> AsyncIterator[None
 async def serving_health(
     host: Host, address: str | None, unready: Callable[[], Sequence[str]]
 ) -> AsyncIterator[None]:
-    """Serves the probes of a process inside the block, unless `address` is None."""
+    """Serves the health probes of a process inside the block, unless `address` is None."""
     if address is None:
         yield
         return
@@ -482,4 +485,4 @@ async def serving_health(
 
 
 class UsageError(Exception):
-    """The command line is valid, but cannot be carried out."""
+    """The command line is syntactically valid, but cannot be executed."""

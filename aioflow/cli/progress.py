@@ -43,9 +43,9 @@ __all__ = [
 NAME_WIDTH_MIN = 16
 NOTHING = "-"
 BUSY_SHARE = 0.8
-"""Share of busy time from which a task is marked as the bottleneck."""
+"""Minimum share of busy time at which a task is marked as the bottleneck."""
 PRESSED_SHARE = 0.5
-"""Share of time under back pressure from which a task is marked as held back."""
+"""Minimum share of time under back pressure at which a task is marked as held back."""
 
 BOLD, DIM, YELLOW, RED, RESET = "\x1b[1m", "\x1b[2m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
 
@@ -76,9 +76,7 @@ class TaskRow:
 
 
 def task_rows(graph: JobGraph, metrics: Mapping[str, float]) -> list[TaskRow]:
-    """Returns a row for each task from `metrics`, which `job.metrics()` returns, producers
-    first.
-    """
+    """Returns a row for each task, producers first. `metrics` is the result of `job.metrics()`."""
     return [_row(vertex, metrics) for vertex in graph.vertices]
 
 
@@ -122,7 +120,9 @@ COLUMNS: tuple[tuple[str, int, Callable[[TaskRow], str]], ...] = (
     ("idle", 6, lambda row: NOTHING if row.at_end else _percent(row.idle)),
     ("held", 6, lambda row: NOTHING if row.at_end else _percent(row.back_pressured)),
 )
-"""Heading, width and text of each column after the name. `held` is time under back pressure."""
+"""Heading, width and text function of each column after the name. `held` is the share of time under
+back pressure.
+"""
 
 DROPPED_FIRST = ("idle", "out", "held", "event time", "rate/s", "busy", "in")
 """Columns in the order in which they are dropped when the terminal is narrow."""
@@ -154,10 +154,10 @@ def table(rows: Sequence[TaskRow], *, title: str, width: int, color: bool) -> li
 
 
 def one_line(rows: Sequence[TaskRow], *, elapsed_s: float, over: bool) -> str:
-    """Returns one line about the whole job for a log.
+    """Returns one line about the whole job, for a log.
 
-    The line contains the number of records that the sources read. Until the job is over, it also
-    contains their rate, the event time, and the busiest task.
+    The line contains the number of records that the sources have read. Until the job is over, it
+    also contains their rate, the event time, and the busiest task.
     """
     sources = [row for row in rows if row.is_source]
     parts = [
@@ -295,11 +295,11 @@ def say(text: str) -> None:
 def run_flow(
     flow: Flow, watcher: Watcher, *, say: Callable[[str], None] = say, **options: Any
 ) -> JobResult:
-    """Runs `flow` to its end in a new event loop. `say` gets the address of the dashboard, and that
-    the job stops.
+    """Runs `flow` to its end in a new event loop. `say` is called with lines for the user, such as
+    the address of the dashboard.
 
-    The first Ctrl-C stops it gracefully, the second one at once, with KeyboardInterrupt. Raises the
-    error of a failed job.
+    The first Ctrl-C stops the job gracefully, the second one immediately, with KeyboardInterrupt.
+    Raises the error of a failed job.
     """
     with (
         tuned_gc("aioflow run"),

@@ -1,8 +1,8 @@
-"""Fills options that the command line leaves out from the environment and the file.
+"""Fills in options that the command line lacks, from the environment and the settings file.
 
 `defer_defaults` replaces the default of each option that is a setting. So after parsing it is known
-which options the user gave. `fill_in` then takes the rest from the settings, with the parser of the
-option, and records the origin of each value for `aioflow config`.
+which options the user gave. `fill_in` then takes the other options from the settings, parses their
+texts as the option does, and records the origin of each value for `aioflow config`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ ARGUMENT, DEFAULT = "argument", "default"
 
 @dataclass(slots=True)
 class _Unset:
-    """The default of an option that is a setting, until the settings are known."""
+    """Placeholder for the value of an option that is a setting, until the settings are known."""
 
     default: Any
     actions: list[argparse.Action] = field(default_factory=list)
-    """The options for one attribute: `--secret-file` and `--data` name the same file."""
+    """The options that set the attribute: `--secret-file` and `--data` set the same one."""
 
 
 def defer_defaults(parser: argparse.ArgumentParser) -> None:
-    """Marks the options of all commands of `parser` that are settings as not given."""
+    """In all commands of `parser`, makes `_Unset` the default of options that are settings."""
     for command in _leaves(parser):
         marks: dict[str, _Unset] = {}
         for action in command._actions:
@@ -76,7 +76,7 @@ def _name(action: argparse.Action) -> str:
 
 
 def settings_here() -> Settings:
-    """Returns the settings of this process. Raises UsageError."""
+    """Returns the settings of this process. Raises UsageError for invalid settings."""
     try:
         return read_settings(os.environ, Path.cwd())
     except ValueError as error:
@@ -86,8 +86,8 @@ def settings_here() -> Settings:
 def fill_in(arguments: argparse.Namespace, settings: Settings) -> None:
     """Sets the options that were not given, and `arguments.origins`.
 
-    Raises UsageError for a value that the option does not take. It also does for a setting in the
-    table of a command that has no such option.
+    Raises UsageError for a value that the option does not accept, or for a setting in the table of
+    a command that has no such option.
     """
     command = arguments.command
     _check_table(settings, arguments)
@@ -136,7 +136,9 @@ def _resolved(mark: _Unset, settings: Settings, command: str) -> tuple[Any, str]
 
 
 def _parsed(action: argparse.Action, found: Found) -> Any:
-    """Returns the value of an option from a text. Raises UsageError, with the origin."""
+    """Parses the text of a setting as the value of an option. Raises UsageError naming
+    the origin.
+    """
     try:
         if action.nargs == 0:
             return parse_flag(found.text)

@@ -1,8 +1,8 @@
 """The command `sql`: runs a script, shows its plan, or reads statements from a terminal.
 
-A SELECT of a script prints a JSON object for each row. The shell shows the rows of a query that
-ends as a table, and those of an endless query as they come. It keeps CREATE and SET for the
-statements that follow. Its line editor needs prompt_toolkit.
+A SELECT in a script prints a JSON object for each row. The shell shows the rows of a bounded query
+as a table, and the rows of an endless query as they arrive. It keeps CREATE and SET statements for
+the statements that follow. Its line editor needs prompt_toolkit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ KEYWORDS = """
     SET SHOW STRING TABLE TABLES THEN TIMESTAMP TUMBLE UNION USING VIEW WATERMARK WHEN WHERE
     WITH
 """
-"""Words that are completed, beside the names of tables, columns and connectors."""
+"""Words that the line editor completes, in addition to the names of tables, columns and
+connectors.
+"""
 
 HELP = """End a statement with ;
   CREATE TABLE, CREATE VIEW, SET 'ttl' = '1h'   kept for the next statements
@@ -49,7 +51,9 @@ HELP = """End a statement with ;
 
 
 def run_sql(arguments: argparse.Namespace, run: Callable[[Flow], int]) -> int:
-    """Carries out the command; `run` runs a flow with the options, and returns the exit code."""
+    """Runs the command `sql`. `run` runs a flow with the given options, and returns the
+    exit code.
+    """
     path = arguments.file
     if path is None and not sys.stdin.isatty():
         path = Path("-")
@@ -90,7 +94,9 @@ def _shell(run: Callable[[Flow], int]) -> int:
 
 
 def _statements(shell: Shell) -> Iterator[str]:
-    """Yields the statements that the user types. Ctrl-C drops a statement, Ctrl-D ends."""
+    """Yields the statements that the user types. Ctrl-C drops an unfinished statement, Ctrl-D ends
+    the shell.
+    """
     ask = _line_editor(shell)
     lines: list[str] = []
     while True:
@@ -110,14 +116,18 @@ def _statements(shell: Shell) -> Iterator[str]:
 
 
 def _is_complete(text: str) -> bool:
-    """Returns whether a statement has its end. A statement set holds others, and ends with END."""
+    """Returns whether `text` is a complete statement. A statement set contains other statements,
+    and ends with END.
+    """
     if STATEMENT_SET.match(text):
         return END_OF_SET.search(text) is not None
     return text.endswith(";") or text.lower() in ("help", "exit", "quit")
 
 
 def _line_editor(shell: Shell) -> Callable[[str], str]:
-    """Returns a function that reads a line. prompt_toolkit adds history and completion."""
+    """Returns a function that reads a line after a prompt. With prompt_toolkit it has history and
+    completion.
+    """
     try:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import Completer, Completion
@@ -139,12 +149,12 @@ def _line_editor(shell: Shell) -> Callable[[str], str]:
 
 
 class Shell:
-    """The statements of a session. Each query is a flow of its own."""
+    """Executes the statements of a session. Each query is a separate flow."""
 
     def __init__(self, run: Callable[[Flow], int]) -> None:
         self._run = run
         self._defined: dict[str, str] = {}
-        """Name that a statement defines -> the text of that CREATE or SET."""
+        """Name that a CREATE or SET statement defines -> the text of the statement."""
         self.tables: dict[str, list[tuple[str, str]]] = {}
         """The columns of each table and view, with their types."""
 
@@ -157,7 +167,7 @@ class Shell:
         return [word for word in words if word.lower().startswith(begun.lower())]
 
     def carry_out(self, text: str) -> None:
-        """Carries out one statement. Raises UsageError, or the error of its job."""
+        """Executes one statement. Raises UsageError, or the error of the statement's job."""
         words = text.rstrip("; \n").split()
         match [word.upper() for word in words]:
             case []:
@@ -213,7 +223,9 @@ class Rows:
         print(text, flush=True)
 
     def show(self, flow: Flow) -> None:
-        """Runs the query. Its rows are a table if all sources end, otherwise lines."""
+        """Runs the query. Shows its rows as a table if all sources are bounded, otherwise
+        as lines.
+        """
         sources = [node.source for node in flow.graph.nodes.values() if node.source]
         ends = all(source.bounded for source in sources)
         names = [field.name for field in self.stream.relation.fields]

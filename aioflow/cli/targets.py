@@ -1,5 +1,5 @@
-"""The flow that a command names: `MODULE:FLOW` or `PATH.py:FLOW`, where FLOW is a Flow or a
-function that returns one, or `PATH.sql`, a script.
+"""Loads the flow that a command names: `MODULE:FLOW` or `PATH.py:FLOW`, where FLOW is a Flow or a
+function that returns one, or an SQL script, `PATH.sql`.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ def load_flow(target: str) -> Flow:
 
 
 def script_flow(path: Path, plans: TextIO | None) -> Flow:
-    """Returns the flow of a file with a script in SQL; "-" is standard input.
+    """Returns the flow of an SQL script file; "-" is standard input.
 
-    The flow prints a JSON object for each row of a SELECT. `plans` gets the texts of EXPLAIN.
+    The flow prints a JSON object for each row of a SELECT. The texts of EXPLAIN are written to
+    `plans`.
     """
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
@@ -75,9 +76,10 @@ def script_flow(path: Path, plans: TextIO | None) -> Flow:
 
 
 def script_of(text: str, name: str, console: Any, before: str = "") -> Flow:
-    """Returns the flow of a script. `console` shows the rows and plans of the script.
+    """Returns the flow of an SQL script. `console` shows the rows and plans of the script.
 
-    `before` are statements of earlier texts. Raises UsageError, with the place in `text`.
+    `before` has earlier statements, which are executed first. Raises UsageError, with the location
+    of the error in `text`.
     """
     flow = Flow(name)
     try:
@@ -99,7 +101,7 @@ def script_of(text: str, name: str, console: Any, before: str = "") -> Flow:
 
 
 class _Lines:
-    """Shows the rows of a script as lines of JSON."""
+    """Shows the rows of a script as JSON lines."""
 
     def __init__(self, plans: TextIO | None) -> None:
         self._plans = plans

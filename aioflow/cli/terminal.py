@@ -3,7 +3,7 @@
 The program's output scrolls by above the block. Plain ANSI, no curses. While a block is shown,
 `sys.stdout` and `sys.stderr` are replaced if they are the same terminal.
 
-`describe` describes the failure of a job for its user: the error, its place in the flow, and the
+`describe` describes the failure of a job to the user: the error, its location in the flow, and the
 line of the user's own code. Frames of the engine are left out.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["LiveBlock", "describe", "is_live", "reader_is_gone", "uses_color"]
 CLEAR_LINE, CLEAR_BELOW = "\x1b[K", "\x1b[J"
 
 SIZE_DEFAULT = (100, 40)
-"""Columns and lines of a terminal of unknown size."""
+"""Columns and lines assumed for a terminal of unknown size."""
 
 
 def is_live(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
@@ -97,7 +97,7 @@ class LiveBlock:
 
     @contextmanager
     def above(self) -> Iterator[None]:
-        """Makes the output of the program appear above the block, inside a `with` statement."""
+        """Within the `with` block, makes the output of the program appear above the lines."""
         before = sys.stdout, sys.stderr
         outlets = [_Outlet(self, stream) if stream.isatty() else stream for stream in before]
         sys.stdout, sys.stderr = outlets
@@ -115,7 +115,7 @@ class LiveBlock:
 
 
 def _over(lines: Sequence[str]) -> str:
-    """Returns the text that overwrites the lines on the screen, and clears the rest below.
+    """Returns the text that overwrites the old lines with `lines`, and clears the screen below.
 
     Clearing first would flicker, and fill the history of some terminals.
     """
@@ -174,8 +174,8 @@ FOREIGN = (
 def describe(error: BaseException) -> list[str]:
     """Returns a few lines about `error`.
 
-    They are its type and message, its notes (which name operator, subtask and record), and the
-    user's innermost line of code.
+    They contain its type and message, its notes (which name the operator, subtask and record), and
+    the user's innermost line of code.
     """
     text = message_of(error)
     lines = [f"{type(error).__name__}: {text}" if text else type(error).__name__]

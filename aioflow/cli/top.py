@@ -1,10 +1,10 @@
 """The command `aioflow top`, which shows the jobs of a process in a terminal.
 
-It reads the process's monitoring endpoint as a dashboard of Flink does: `/overview`,
-`/jobs/overview`, and for each running job its detail, checkpoints, exceptions and metrics.
+It reads the process's monitoring endpoint as Flink's dashboard does: `/overview`, `/jobs/overview`,
+and for each running job its detail, checkpoints, exceptions and metrics.
 
-The functions that make the text print nothing and read no clock; times are those of the endpoint.
-Names come from another process, so control characters are removed from them.
+The functions that render the text print nothing and read no clock; all times come from the
+endpoint. Names come from another process, so control characters are removed.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ NOTHING = "-"
 BAR_CELLS = 20
 NAME_WIDTH_MIN, NAME_WIDTH_MAX = 14, 48
 BUSY_SHARE, PRESSED_SHARE = 0.8, 0.5
-"""Shares of time from which a task is coloured as the bottleneck, or as held back."""
+"""Minimum shares of time at which a task is coloured as the bottleneck, or as held back."""
 
 DATE_FROM_MS = 365 * 24 * 3600 * 1000
-"""Event time before 1971 is not shown as a date: tests and simulations count from 0."""
+"""Least event time that is shown as a date. Tests and simulations have event times that count from
+0.
+"""
 
 BOLD, DIM, RED, GREEN, YELLOW, MAGENTA, RESET = (
     "\x1b[1m",
@@ -102,7 +104,7 @@ class TaskLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLines:
-    """One job in the display. `now_ms` is the endpoint's clock when it answered."""
+    """One job in the display. `now_ms` is the time of the endpoint's clock when it answered."""
 
     name: str
     state: str
@@ -246,11 +248,13 @@ COLUMNS: tuple[tuple[str, int, Callable[[JobLines, TaskLine], str], int], ...] =
     ("behind", 9, lambda job, task: _behind(job, task), 88),
     ("event time (UTC)", 22, lambda job, task: _instant(task.watermark), 112),
 )
-"""Heading, width, text, and the width of a terminal from which on the column is shown."""
+"""Heading, width, text function, and the least width of a terminal that shows the column."""
 
 
 def _bar(task: TaskLine) -> list[tuple[str, str]]:
-    """Returns a bar of busy, back-pressured and idle time, which differ even without colours."""
+    """Returns a bar of busy, back-pressured and idle time. The three look different even without
+    colours.
+    """
     if task.state != "RUNNING" or task.busy is None:
         return [(DIM, clipped(task.state.lower(), BAR_CELLS).ljust(BAR_CELLS))]
     busy = round(task.busy * BAR_CELLS)
@@ -353,7 +357,7 @@ def _printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Paint:
-    """A builder of a line from parts with colours, cut to the width of the terminal."""
+    """Builds a line from coloured parts, cut to the width of the terminal."""
 
     width: int
     color: bool
