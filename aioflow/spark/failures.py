@@ -1,8 +1,8 @@
-"""Turns errors of Spark into one Python error with its cause, without pages of Java frames.
+"""Turns errors of Spark into one short Python error with the cause, without pages of Java frames.
 
-Py4J and PySpark raise errors whose text is the whole Java stack trace, several of them nested. A
-reader wants the innermost cause in a sentence. For a Python function that failed on an executor,
-that is its own type, message and place. The traces are kept as text.
+Py4J and PySpark raise errors whose text has several nested Java stack traces. The short error names
+the innermost cause in a sentence. If a Python function failed on an executor, this is the type,
+message and source line of that error. The traces are kept as text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MESSAGE_CHARS_MAX = 2_000
 """Maximum length of a message. Some messages of Spark hold a whole query plan."""
 
 _NO_MORE = ("Driver stacktrace", "JVM stacktrace", "== SQL", "Caused by:", "'")
-"""Beginnings of the lines after a message that repeat it at length: frames, the query, its plan.
+"""Beginnings of the lines that may follow a message and are cut off: stack frames, the query, its
+plan.
 """
 
 _JAVA_CAUSE = re.compile(r"^(?:Caused by)?: ([\w.$]+): (.+)$", re.MULTILINE)
@@ -45,7 +46,7 @@ class SparkError(AioflowError):
 
 
 class SparkGone(SparkError, Broken):
-    """The Java process of Spark has ended, or cannot be reached any more.
+    """The Java process of Spark has ended, or can no longer be reached.
 
     The next call starts another one.
     """
@@ -54,7 +55,7 @@ class SparkGone(SparkError, Broken):
 def translated(error: BaseException) -> BaseException:
     """Returns a short `SparkError` for an error that comes from Spark, otherwise `error` itself.
 
-    It asks the JVM, so it runs in a thread.
+    Call it in a thread, because it sends requests to the JVM.
     """
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException

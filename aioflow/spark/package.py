@@ -1,8 +1,9 @@
 """aioflow as one file, for the Python processes of Spark.
 
-They need only its dependencies. The file holds bytecode, because each process would compile the
-modules of a zip file again. These processes run the same minor version of Python as this one:
-Spark itself insists on that. Making the file blocks: it is called in a thread.
+So only the dependencies must be installed there. The file holds bytecode, because each process
+would otherwise compile the modules of a zip file again. Spark itself requires that these processes
+have the same minor version of Python as this one. Making the file blocks, so it is done in a
+thread.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from aioflow.spark.failures import SparkError
 __all__ = ["ship_aioflow", "write_package"]
 
 _UNCHECKED = 1
-"""Flags in the header of a pyc file: there is no source to compare it with."""
+"""Flags in the header of a pyc file: hash-based, and not checked against a source file."""
 
 _SHIPPING = threading.Lock()
 
 
 def ship_aioflow(context: Any) -> None:
-    """Gives the package to the executors of this SparkContext, once.
+    """Adds the package to the files of this SparkContext for its executors, once.
 
-    Spark never forgets a file, and asks for it as long as the context lives.
+    Spark never drops a file, and its executors may fetch it as long as the context lives.
     """
     with _SHIPPING:
         path = Path(context._temp_dir, "aioflow.zip")

@@ -36,11 +36,13 @@ class Feature(Enum):
     """A feature of aioflow, with the first version of Spark that supports it."""
 
     TABLES = "a table as a sink (table=)", (4, 0)
-    """`DESCRIBE TABLE ... AS JSON` tells what a table is."""
+    """It needs `DESCRIBE TABLE ... AS JSON`, to find out the kind of a table."""
     CONNECT = "a session of Spark Connect", (4, 0)
-    """Python functions find their task (`TaskContext`) on a Connect server, too."""
+    """It needs `TaskContext`, by which Python functions find their task, on a Connect server."""
     QUERIES = 'a flow as a streaming query (af.Spark(..., streaming="experimental"))', (4, 1)
-    """`transformWithState` has rows in Python; in 4.0 only frames of pandas."""
+    """It needs `transformWithState` for rows in Python; Spark 4.0 has it only for pandas
+    DataFrames.
+    """
 
     def __init__(self, what: str, first: Version) -> None:
         self.what = what
@@ -100,15 +102,17 @@ def java_min() -> int:
 
 
 def java_max() -> int | None:
-    """Returns the highest version of Java on which the installed Spark runs; None: not known.
+    """Returns the highest version of Java on which the installed Spark runs, None if not known.
 
-    On Java 25 Spark 3.5 does not start, and rows do not leave Spark 4.1.
+    On Java 25, Spark 3.5 does not start, and Spark 4.1 cannot send rows to Python.
     """
     return 21 if installed_version() < (4, 2) else None
 
 
 def is_remote(thing: Any) -> bool:
-    """Whether a session or a DataFrame is one of Spark Connect, which has no Java objects here."""
+    """Whether a session or a DataFrame belongs to Spark Connect, and so has no Java objects in this
+    process.
+    """
     return type(thing).__module__.startswith("pyspark.sql.connect.")
 
 

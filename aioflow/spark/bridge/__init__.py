@@ -1,1 +1,1 @@
-"""The session of Spark in a service, and its channels to the tasks of Spark."""
+"""The Spark session of a service, and the channels between the service and Spark's tasks."""

@@ -1,4 +1,4 @@
-"""Calls to Spark: what sources and sinks need of a bridge, and the threads that run its calls.
+"""Calls to Spark: the interface of a bridge for sources and sinks, and the threads that run calls.
 
 Blocking calls run in a bounded number of threads. An executor does not suffice, for these reasons.
 Spark ties state to each thread: the thread has a partner thread in the JVM, with the active session
@@ -6,7 +6,7 @@ and the job group in it. A call that never returns must not occupy its thread fo
 outlives the loop that made it.
 
 Invariants: at most `capacity` awaited calls run, besides the calls that are `apart`. Calls begin in
-the order in which they were submitted. A call never runs if its caller gave it up before it began.
+the order in which they were submitted. A call that its caller cancels before it begins never runs.
 The caller gets the result on its own loop.
 """
 
@@ -68,7 +68,7 @@ class Bridge(ABC):
 
 
 def check_bridge(bridge: object, name: str) -> None:
-    """Raises TypeError if `bridge`, given as the argument `name`, is no SparkBridge."""
+    """Raises TypeError if `bridge`, given as the argument `name`, is not a SparkBridge."""
     if not isinstance(bridge, Bridge):
         raise TypeError(
             f"{name} is {bridge!r} of type {type(bridge).__name__}, expected an af.SparkBridge: "
@@ -82,7 +82,7 @@ def check_executors(bridge: Bridge) -> None:
 
 
 class Call:
-    """One blocking call. `future` gets its result, on the loop of the caller."""
+    """One blocking call. Its result is set on `future`, on the loop of the caller."""
 
     __slots__ = ("_loop", "abandoned", "apart", "ended", "fn", "future", "group", "started")
 
@@ -184,7 +184,8 @@ class CallThreads:
             return True
 
     def abandon(self, call: Call) -> bool:
-        """Gives up a call that does not return: its thread ends with the call and no longer counts.
+        """Gives up a call that does not return. Its thread no longer counts towards the capacity,
+        and ends when the call returns.
 
         Returns False if the call has returned.
         """
@@ -205,7 +206,7 @@ class CallThreads:
         return True
 
     def close(self) -> None:
-        """Lets every thread end when its call does. Calls that wait get the error Closed."""
+        """Lets every thread end once its call has returned. Queued calls fail with Closed."""
         with self._lock:
             self._closed = True
             waiting, self._waiting = self._waiting, deque()

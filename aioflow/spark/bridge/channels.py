@@ -202,7 +202,7 @@ class Channel(asyncio.BufferedProtocol):
             self.abort(error)
 
     def eof_received(self) -> None:
-        """Lets the transport close itself."""
+        """Returns None, so that the transport closes itself."""
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -224,7 +224,7 @@ class Channel(asyncio.BufferedProtocol):
 
     @property
     def peer(self) -> str:
-        """Address of the task, for messages."""
+        """Address of the task, for log and error messages."""
         return peer_of(self._transport)
 
     # Called by the stream.
@@ -242,8 +242,8 @@ class Channel(asyncio.BufferedProtocol):
     def fail(self, reason: str) -> None:
         """Sends an error, so that the Spark task fails with this reason.
 
-        The task closes the connection. If we closed it, a frame that the task is sending would
-        reset the connection, and the reason would be lost.
+        The task closes the connection. If the service closed it, a frame that the task is sending
+        would reset the connection, and the reason would be lost.
         """
         self.send(FrameKind.ERROR, encode_words(reason[:10_000]))
         self._cancel_timer()

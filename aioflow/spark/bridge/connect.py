@@ -1,8 +1,9 @@
-"""A session of Spark Connect: Spark runs in a server, and this process has only a client of it.
+"""A session of Spark Connect: Spark runs in a server, and this process is only its client.
 
 The bridge uses it like a session in a Java process of its own, with the same calls and channels.
-There are no RDDs and no Java objects. So a DataFrame is read in one partition, a directory gets a
-directory for each batch, and flows run here and not in Spark's executors.
+There are no RDDs and no Java objects. So a DataFrame is read in one partition, a sink into a
+directory makes a subdirectory for each batch, and flows run in this process and not in Spark's
+executors.
 
 aioflow is shipped to the server with the session, so its Python needs only the dependencies.
 """
@@ -30,17 +31,21 @@ __all__ = ["ConnectSession", "address_toward", "is_connect", "server_of", "shown
 PORT = 15002
 
 CANCEL_AGAIN_S = 0.2
-"""Time between two tries to interrupt the operations of a call. Spark interrupts those that run."""
+"""Time between two attempts to interrupt the operations of a call. An attempt interrupts only the
+operations that are running then.
+"""
 
 RETRIES_MAX = 5
-"""Number of tries to reach a server that does not answer: about twenty seconds. By default it would
-be ten minutes.
+"""Number of attempts to reach a server that does not answer, which take about twenty seconds.
+PySpark's default would take ten minutes.
 """
 
 _URL = re.compile(r"sc://(?P<host>[^:/;]+)(?::(?P<port>\d+))?(?:/(?:;.*)?)?")
 
 _APART = "spark.driver.host"
-"""The setting that says where executors reach this program; it is not one of the server."""
+"""The setting with the address at which executors reach this program. It is not passed to the
+server.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +67,7 @@ def shown_url(url: str) -> str:
 
 
 def address_toward(url: str) -> str:
-    """Returns the address of this machine on the way to the server, which sends nothing."""
+    """Returns the address of this machine from which it reaches the server. Sends nothing."""
     server = server_of(url)
     if server is not None:
         with contextlib.suppress(OSError):
@@ -142,7 +147,7 @@ class ConnectSession:
             self.session.removeTag(group)
 
     def cancel_group(self, group: str, has_ended: Callable[[], bool]) -> None:
-        """Interrupts the operations of `group`, until it starts no further ones."""
+        """Interrupts the operations of `group` again and again, until `has_ended` returns True."""
         pause = threading.Event()
         while not has_ended():
             self.session.interruptTag(group)
@@ -159,7 +164,7 @@ class ConnectSession:
 
 
 def _ship_aioflow(session: Any) -> None:
-    """Gives the package to the Python processes of the server, for this session."""
+    """Uploads aioflow to the server, for the Python processes of this session."""
     with tempfile.TemporaryDirectory(prefix="aioflow-spark-") as scratch:
         path = Path(scratch, "aioflow.zip")
         write_package(path)

@@ -1,6 +1,6 @@
 """`af.io.spark`: sources that read from Spark, and sinks that write through it.
 
-Rows of Spark become values of a type, with errors that name the field and the remedy.
+Rows of Spark become values of a type. Errors name the field and the remedy.
 """
 
 from __future__ import annotations
@@ -136,17 +136,17 @@ def spark(
 
     With `checkpoint`, a local directory that outlives the process, `what` is a streaming query.
     Spark keeps its offsets there, and its batches until a checkpoint of the flow covers them.
-    `trigger` is how often Spark looks for more (by default each second); "once" takes what exists
-    and ends.
+    `trigger` is the time between two looks for more data (by default "1s"); "once" reads the data
+    that exists and ends.
 
     `into` is a directory that gets part files of `format` ("parquet") with the `options` of Spark's
     writer, exactly once with checkpoints. Or it is a function `fn(frame, batch_id)`, called in a
-    thread once a checkpoint, and after a crash perhaps again with the same `batch_id`. `table` is a
-    table of Spark's catalog that is kept in files, exactly once too; it is created with `format` if
-    it does not exist. `schema` uses Spark's notation, such as "station string, celsius double";
-    records have these fields, or are tuples in this order. `spool` is a directory of this machine
-    that keeps rows until Spark has written them. It is required unless `into` is a local directory,
-    which then holds the spool.
+    thread once for each checkpoint, and after a crash perhaps again with the same `batch_id`.
+    `table` is a table of Spark's catalog whose rows are in files, also written exactly once; it is
+    created with `format` if it does not exist. `schema` uses Spark's notation, such as "station
+    string, celsius double"; records have these fields, or are tuples in this order. `spool` is a
+    directory of this machine that keeps rows until Spark has written them. It is required unless
+    `into` is a local directory, which then holds the spool.
     """
     check_bridge(bridge, "the first argument of spark(...)")
     if [what is None, into is None, table is None].count(False) != 1:

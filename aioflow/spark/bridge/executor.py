@@ -56,7 +56,9 @@ CONNECT_TIMEOUT_S = 30.0
 """Maximum time for the connection and the handshake, in seconds."""
 
 PIECE_BYTES = 32 << 20
-"""Larger batches are sent in pieces, because several of each partition wait at the service."""
+"""Size in bytes above which a batch is sent in pieces, because the service holds several batches of
+each partition.
+"""
 
 RESULT_SCHEMA = "partition int, attempt bigint, rows bigint"
 """The result of a pushing task: the attempt that won, and the number of rows of its partition."""
@@ -64,7 +66,7 @@ RESULT_SCHEMA = "partition int, attempt bigint, rows bigint"
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """The address where the service listens, and the secret that both sides prove."""
+    """The address where the service listens, and the secret that both sides prove to know."""
 
     host: str
     port: int
@@ -168,7 +170,8 @@ class TaskChannel:
             self._socket.sendall(piece)
 
     def _differs(self, rows: int) -> None:
-        """Reports that the partition has other rows than before, and raises RuntimeError.
+        """Reports that the partition has different rows than an earlier attempt, and raises
+        RuntimeError.
 
         The service adds advice to the error.
         """
@@ -313,9 +316,9 @@ def result_of(partition: int, attempt: int, rows: int) -> pa.RecordBatch:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the batches that are not empty, with large ones cut into pieces.
+    """Yields the batches that are not empty, and cuts large ones into pieces.
 
-    The cuts depend only on the batches, so every attempt cuts them alike.
+    The cuts depend only on the batches, so every attempt makes the same pieces.
     """
     for batch in batches:
         rows = batch.num_rows

@@ -13,12 +13,12 @@ They are whole Arrow batches, and a few short messages around them.
 Each batch needs one credit; other frames need none. The receiver checks the length of a body before
 it waits for the first byte.
 
-The `chain` of a partition is a checksum over the batches that it gave so far. A task that continues
-after n rows finds out by the chain whether the rows are the same as before. A pushed batch carries
-the chain after it.
+The `chain` of a partition is a checksum over the batches sent so far. A task that continues after n
+rows finds out by the chain whether the rows are the same as before. The frame of a pushed batch
+contains the chain that includes this batch.
 
-Off loopback each frame ends in an HMAC-SHA256, cut to 16 bytes, over its number in its direction
-and the frame.
+On connections that are not on loopback, each frame ends in an HMAC-SHA256, cut to 16 bytes, over
+the frame's number in its direction and the frame.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _COUNTER: Final = struct.Struct(">Q")
 _CHAIN: Final = struct.Struct(">I")
 
 BATCH_BYTES_MAX: Final = 1 << 30
-"""Maximum size of a batch. Arrow itself stops at 2 GiB. Spark makes batches of 10,000 rows."""
+"""Maximum size of a batch, in bytes. Arrow's own limit is 2 GiB. Spark makes batches of 10,000
+rows.
+"""
 
 WORDS_BYTES_MAX: Final = 1 << 16
 SCHEMA_BYTES_MAX: Final = 1 << 22

@@ -2,15 +2,16 @@
 
 Everything here blocks, so it is called in a thread. PySpark keeps its context, its gateway and its
 session in class attributes, one of each in a process. So there is one `SparkProcess` at a time. A
-context that the program made itself is used as it is, and left alone at the end. Under
+context that the program made itself is used as it is, and not ended by the bridge. Under
 spark-submit, or after the program stopped its own context, there is a Java process without a
-context. Then the bridge starts and ends a context in that process, with its settings.
+context. Then the bridge starts a context in that process, with the settings of the process, and
+ends it.
 
-Java's output goes to a file; its end explains a failed start. The process ends when its standard
-input is closed, which also happens when this process dies.
+Java's output goes to a file, whose last lines explain a failed start. The Java process ends when
+its standard input is closed, which also happens when this process dies.
 
-`find_java` looks for a Java runtime that Spark can start on, before anything is started. Spark
-itself would only say JAVA_GATEWAY_EXITED. The version is read from the `release` file that every
+`find_java` looks for a Java runtime that Spark can use, before anything is started. Spark's own
+error would only be JAVA_GATEWAY_EXITED. The version is read from the `release` file that every
 runtime has, so no process is started to ask.
 """
 
@@ -81,8 +82,8 @@ def find_java(
     """Returns the runtime to use. Raises SparkError, which names the problem.
 
     The runtime is JAVA_HOME if set, otherwise `java` on the PATH if it is new enough, otherwise the
-    runtime of the installed wheel. `scratch` is a directory for a launcher of the wheel's runtime,
-    `minimum` and `maximum` the lowest and the highest version of Java that will do.
+    runtime of the installed wheel. `scratch` is a directory for a launcher of the wheel's runtime.
+    `minimum` and `maximum` are the lowest and the highest accepted version of Java.
     """
     home = environ.get("JAVA_HOME")
     if home:
@@ -120,7 +121,7 @@ def _checked(home: str, source: str, minimum: int, maximum: int | None) -> Java:
 
 
 def _check_new(version: int | None, source: str, maximum: int | None) -> None:
-    """Raises SparkError if a version is newer than the installed Spark supports."""
+    """Raises SparkError if the Java version is newer than the installed Spark supports."""
     if version is not None and maximum is not None and version > maximum:
         raise SparkError(
             f"this version of Spark needs Java {maximum} or earlier, and {source} leads to Java "
@@ -129,12 +130,12 @@ def _check_new(version: int | None, source: str, maximum: int | None) -> None:
 
 
 def _is_too_old(version: int | None, minimum: int) -> bool:
-    """Whether a version is too old. A runtime of unknown version is tried."""
+    """Whether a Java version is too old. False for an unknown version: such a runtime is tried."""
     return version is not None and version < minimum
 
 
 def _version(home: str) -> int | None:
-    """Returns the major version of a runtime. Java 8 calls itself 1.8."""
+    """Returns the major version of a runtime, None if unknown. Java 8 has the version "1.8"."""
     try:
         release = Path(home, "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -162,7 +163,9 @@ STOP_TIMEOUT_S = 10.0
 """Maximum time for the Java process to end before it is killed, in seconds."""
 
 CANCEL_AGAIN_S = 0.2
-"""Time between two tries to cancel the jobs of a call, where Spark knows only those that run."""
+"""Time between two attempts to cancel the jobs of a call. Used if Spark can only cancel the jobs
+that are running at that moment.
+"""
 
 ENDING_S = 2.0
 """Maximum time for a process whose connections broke to end, in seconds."""
@@ -268,7 +271,7 @@ class SparkProcess:
     def cancel_group(self, group: str, has_ended: Callable[[], bool]) -> None:
         """Cancels the jobs of `group`, including those that a call submits later.
 
-        `has_ended` tells whether the call can submit no further jobs.
+        `has_ended()` returns whether the call has ended, so that it submits no further jobs.
         """
         context = self.session.sparkContext._jsc.sc()
         if installed_version() >= (4, 0):
@@ -313,9 +316,9 @@ class SparkProcess:
 
 
 def settings_outside() -> dict[str, str]:
-    """Returns the settings that were made outside this program, or for its running context.
+    """Returns the settings from outside this program, or those of its running context.
 
-    Asks a Java process that is there already, which blocks for some milliseconds.
+    Asks an existing Java process, if there is one, which blocks for some milliseconds.
     """
     pyspark = sys.modules.get("pyspark")
     context = None if pyspark is None else pyspark.SparkContext._active_spark_context
@@ -327,7 +330,7 @@ def settings_outside() -> dict[str, str]:
 
 
 def _java_is_there() -> bool:
-    """Whether there is a Java process for this program: that of spark-submit, or of a context that
+    """Whether this program has a Java process already: from spark-submit, or from a context that
     was stopped.
     """
     pyspark = sys.modules.get("pyspark")
@@ -337,7 +340,7 @@ def _java_is_there() -> bool:
 
 
 def _conf_of_java() -> Any:
-    """Returns a SparkConf with the settings of the Java process that is there."""
+    """Returns a SparkConf with the settings of the existing Java process."""
     from pyspark import SparkConf, SparkContext
 
     context: Any = SparkContext  # Published with types that leave this method out.
@@ -346,7 +349,7 @@ def _conf_of_java() -> Any:
 
 
 def _session_in_java(given: Mapping[str, str], defaults: Mapping[str, str]) -> Any:
-    """Returns a session in the Java process that is there."""
+    """Returns a session in the existing Java process."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -376,8 +379,8 @@ def _note_master(outside: str | None, given: str | None) -> None:
 
 
 def _use_this_python(configured: str | None) -> None:
-    """Makes Spark's tasks on this machine run with the Python of this process, unless another is
-    set. The context reads nothing else.
+    """Sets PYSPARK_PYTHON, if unset, to `configured` or to the Python of this process. The context
+    reads only this variable to choose the Python of Spark's tasks.
     """
     os.environ.setdefault("PYSPARK_PYTHON", configured or sys.executable)
 
@@ -448,7 +451,7 @@ def _launch(given: Mapping[str, str], defaults: Mapping[str, str], scratch: str)
 def _write_properties(path: Path, settings: Iterable[tuple[str, str]]) -> None:
     """Writes settings for Java into a file that only this user can read.
 
-    PySpark would put them in a command line, where everybody sees passwords.
+    PySpark would put them in a command line, where all users of the machine could read passwords.
     """
 
     def escaped(text: str, special: str) -> str:

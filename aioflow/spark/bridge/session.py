@@ -1,4 +1,5 @@
-"""The bridge: a Spark session of this service, behind threads. The event loop never waits for Java.
+"""The bridge: a Spark session of this service, called in threads. The event loop never waits for
+Java.
 
     async with SparkBridge("local[4]") as spark:
         frame = await spark.sql("SELECT * FROM range(10)")
@@ -10,9 +11,9 @@ the session as its active one, and the call's own job group.
 
 Invariants: at most `capacity` awaited calls run at a time. A caller that is cancelled or out of
 time stops waiting at once. The jobs of its call are cancelled, including those that it has not
-submitted yet. A call that still does not return is given up after `ABANDON_AFTER_S` and counted in
-`abandoned`; it takes no place. A Java process that died fails the calls under way; the next call
-starts another.
+submitted yet. A call that still does not return is given up after `ABANDON_AFTER_S`. Then it is
+counted in `abandoned`, and not towards the capacity. A Java process that died fails the calls under
+way; the next call starts another.
 
 The bridge is for control. Rows use separate connections (`channels`).
 """
@@ -60,8 +61,8 @@ __all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge"]
 T = TypeVar("T")
 
 CAPACITY = 4
-"""Default number of concurrent calls. Spark runs the jobs of several threads side by side; more
-would only wait for the same cores.
+"""Default number of concurrent calls. Spark runs the jobs of several threads side by side. More
+calls would only wait for the same cores.
 """
 
 ABANDON_AFTER_S = 10.0
@@ -112,12 +113,12 @@ class SparkBridge(Bridge):
         allow_plaintext: bool = False,
         host: Host | None = None,
     ) -> None:
-        """Makes the bridge; the first call starts the session, or uses the one that is there.
+        """Makes the bridge. The first call starts a session, or uses the existing one.
 
         `master` may be the address of a Connect server, "sc://host:15002". Without `master` and
-        `app`, those of spark-submit or spark-defaults.conf hold; if there are none, "local[*]" and
-        "aioflow". `config` overrides all other settings. Our defaults, which
-        are quiet and on loopback, hold only where nothing is set.
+        `app`, the bridge uses those of spark-submit or spark-defaults.conf, otherwise "local[*]"
+        and "aioflow". `config` overrides all other settings. aioflow's own defaults (little
+        logging, listening on loopback) apply only to settings that are set nowhere.
 
         With `tls`, rows from and to executors on other machines go over TLS, with files at the same
         paths there. With `allow_plaintext` they may go unprotected. Raises SparkError for an
@@ -140,7 +141,7 @@ class SparkBridge(Bridge):
         self._starting = threading.Lock()
         """Held while the session is started or ended, so that there is only one session."""
         self.defaults = {"spark.master": DEFAULT_MASTER, "spark.app.name": DEFAULT_APP}
-        """Settings that hold where none is set, neither here nor outside the program."""
+        """Settings that apply if they are set neither by the program nor outside it."""
         self._outside: dict[str, str] | None = None
         self._process: SparkProcess | ConnectSession | None = None
         self._closed = False
@@ -178,7 +179,7 @@ class SparkBridge(Bridge):
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings of the session as far as they are known before the start.
+        """The settings of the session, as far as they are known before it starts.
 
         Settings outside the program are read once, when they are first needed.
         """
@@ -267,7 +268,7 @@ class SparkBridge(Bridge):
 
         Raises TimeoutError after `timeout`, which counts from now, and SparkError for failures in
         Spark; other errors of `fn` are raised as they are. After a timeout or a cancellation the
-        jobs of the call are cancelled too.
+        Spark jobs of the call are cancelled too.
         """
         return await self._call(
             partial(fn, *args, **kwargs),
@@ -277,7 +278,7 @@ class SparkBridge(Bridge):
         )
 
     async def job(self, fn: Callable[[], T]) -> T:
-        """Runs a function like `call`, but one that lasts as long as a stream.
+        """Runs `fn` as `call` does, for a function that lasts as long as a stream.
 
         Its thread does not count towards the capacity.
         """
@@ -410,9 +411,9 @@ class SparkBridge(Bridge):
     # On the loop.
 
     async def _check_reachable(self) -> None:
-        """Raises SparkError if no standalone master answers.
+        """Raises SparkError if no standalone master, or the Connect server, answers.
 
-        Spark itself would try for a minute, and then stop from within.
+        Spark itself would try for a minute, and then stop its context.
         """
         if self._process is not None:
             return

@@ -44,7 +44,9 @@ _MASTERS = re.compile(
     r"local|local\[(N|\*)\]|local\[(N|\*),\s*\d+\]|local-cluster\[N,\s*N,\s*N\]|spark://[^/,"
     r":]+:\d+(,[^/,:]+:\d+)*|yarn|k8s://.+".replace("N", r"0*[1-9]\d*")
 )
-"""`N`: a number of at least 1. With none of it Spark would end, or wait for ever."""
+"""Valid master URLs. `N` stands for a number of at least 1: with 0, Spark would end or wait for
+ever.
+"""
 
 INSTEAD_OF_CONNECT = (
     "run the flow here, without on=, with af.io.spark(bridge, ...) as its source or sink; or give "
@@ -52,7 +54,7 @@ INSTEAD_OF_CONNECT = (
 )
 
 _LOG4J_KINDS = ("properties", "xml", "yaml", "yml", "json", "jsn")
-"""Suffixes of the user's own configuration of log4j, which Java finds among Spark's."""
+"""Suffixes of a log4j configuration file of the user, in Spark's configuration directory."""
 
 _LOG4J = """\
 rootLogger.level = error
@@ -74,8 +76,8 @@ class Reach:
     allow_plaintext: bool = False
 
     def check(self) -> None:
-        """Raises NotAuthenticated if others on the network could read the rows and that is not
-        allowed.
+        """Raises NotAuthenticated if others on the network could read the rows and plain text is
+        not allowed.
         """
         from aioflow.network.security import is_loopback
 
@@ -90,7 +92,7 @@ class Reach:
 
 
 def check_master(master: str, *, connect: bool = False) -> None:
-    """Raises SparkError for an invalid master URL, TypeError if it is no text.
+    """Raises SparkError for an invalid master URL, TypeError if it is not a str.
 
     Spark itself would report it from Java, after it has started. `connect` allows the address of a
     Connect server.
@@ -125,7 +127,7 @@ def standalone_masters(master: str) -> list[tuple[str, int]]:
 
 def settings_of_files(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the settings that a Java process of PySpark finds outside the program: in
-    spark-defaults.conf, and in the arguments of `PYSPARK_SUBMIT_ARGS`, which win.
+    spark-defaults.conf, and in the arguments of `PYSPARK_SUBMIT_ARGS`, which take precedence.
     """
     named: dict[str, str] = {}
     files = [os.path.join(_conf_dir(environ), "spark-defaults.conf")]
@@ -193,10 +195,10 @@ def _properties(text: str) -> Iterator[tuple[str, str]]:
 def session_config(
     given: Mapping[str, str], scratch: str, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], str]:
-    """Returns the configuration of a Java process that the bridge starts, and options for Java.
+    """Returns the Spark settings of a Java process that the bridge starts, and its Java options.
 
-    `given` has the master, and overrides the defaults. Java reads its options before those of the
-    user, which win.
+    `given` contains the master, and overrides the defaults. The returned Java options come before
+    the user's options, which override them.
     """
     master = given["spark.master"]
     ours = _of_rows(master) | {
@@ -222,13 +224,13 @@ def session_config(
 def context_config(master: str) -> dict[str, str]:
     """Returns the defaults for a context in a Java process that others started.
 
-    The process has its place, its logs and its web interface already.
+    Such a process already has its directories, logs and web interface, so these have no defaults.
     """
     return _of_rows(master)
 
 
 def _of_rows(master: str) -> dict[str, str]:
-    """Returns the defaults that rows and queries need."""
+    """Returns the defaults of the settings that matter for rows and queries."""
     ours = {
         "spark.sql.session.timeZone": "UTC",
         # No limit. Otherwise Spark adds up the size of the batch at each row, which takes as long

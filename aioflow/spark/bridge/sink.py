@@ -6,18 +6,19 @@ af.io.spark(bridge, into="/data/delays", schema="..."))`.
     commit        a Spark job writes them; its tasks fetch them over our channels. Then the spool
                   deletes them
 
-Rows are spooled rather than written by Spark at once, because no DataFrameWriter can take a write
-back. A job that fails after its write would leave rows that will be written again. Without
-checkpoints a batch is committed whenever it has `ROLL_ROWS` rows, and at the end.
+Rows are spooled and not written by Spark at once, because a DataFrameWriter cannot undo a write. A
+job that fails after its write would leave rows that will be written again. Without checkpoints a
+batch is committed whenever it has `ROLL_ROWS` rows, and at the end.
 
-The job holds no core while rows come in: only a commit is a job. It runs beside the records.
+No Spark job runs while rows arrive, so no core is occupied. Only a commit is a job, which runs
+while the flow processes further records.
 
 The spool stores Arrow batches in local files until Spark has written them. Each file belongs to a
-checkpoint. A file holds batches of one schema, one after the other. Its `Staged` has the size of
-each; it is plain data and goes into the checkpoint. A file's name identifies its owner, as with the
-part files of `io.files.parts`: `<since>-<job>-<attempt>-<token>.arrow`, where `since` is the
-checkpoint after whose barrier it was begun. A file that a former attempt began after the restored
-checkpoint is an orphan. The next writer deletes it when it opens.
+checkpoint. A file holds batches of one schema, one after the other. The `Staged` of a file has the
+size of each batch; it is plain data and becomes part of the checkpoint. A file's name identifies
+its owner, as with the part files of `io.files.parts`: `<since>-<job>-<attempt>-<token>.arrow`,
+where `since` is the last checkpoint before the file was begun. A file that an earlier attempt began
+after the restored checkpoint is an orphan. The next writer deletes it in `open`.
 
 A batch that Spark has written leaves an empty `<batch>.done` before its file is deleted. So a
 repeated commit finds the file or the mark. If both are missing, the directory was emptied.
@@ -63,8 +64,8 @@ UNCHECKED = "none"
 """Value of `since` in the names of files of a run without checkpoints."""
 
 MARKS_KEPT = 100
-"""Number of `.done` marks that are kept. A commit is repeated at most until a later checkpoint
-completes.
+"""Number of `.done` marks that are kept. A commit is not repeated once a later checkpoint has
+completed.
 """
 
 _FILE = re.compile(r"(\d+|none)-([0-9A-Za-z]+)-(\d+)-([0-9a-f]+)\.arrow")
@@ -87,8 +88,8 @@ class Staged(NamedTuple):
 
     @property
     def batch_id(self) -> str:
-        """The id of the batch. It is unique, the same for every commit, and ascending within a
-        job.
+        """The id of the batch. It is unique, ascending within a job, and the same in a repeated
+        commit.
         """
         return f"{self.checkpoint:010}-{self.token}"
 
@@ -256,7 +257,7 @@ ROLL_ROWS = 1_000_000
 """Number of rows after which a batch is committed in a run without checkpoints."""
 
 PARTITIONS_MAX = 8
-"""Maximum number of tasks, and so of files, of one batch."""
+"""Maximum number of tasks that write one batch. Each task writes a file."""
 
 TASK_BYTES = 8 << 20
 """Minimum number of bytes in the spool for each task. Starting and ending a task costs as much
@@ -316,7 +317,7 @@ class FrameSink(BaseSink[Any]):
 
 
 class FrameWriter(BaseWriter[Any]):
-    """A writer that makes Arrow batches of the records, and writes the batches into files of the
+    """A writer that converts the records to Arrow batches, and writes the batches into files of the
     spool.
     """
 
@@ -332,7 +333,9 @@ class FrameWriter(BaseWriter[Any]):
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """Notes the restored checkpoint: writes staged up to it are committed, or will be."""
+        """Notes the restored checkpoint. Writes that were staged up to it are committed, or will
+        be.
+        """
         self._restored = checkpoint_id
 
     async def open(self) -> None:
@@ -413,7 +416,9 @@ class FrameWriter(BaseWriter[Any]):
         return [] if staged is None else [list(staged)]
 
     async def close(self) -> None:
-        """Drops rows that are not sealed: they will be written again, or are not wanted."""
+        """Drops rows that are not sealed: they will be written again after a restore, or are not
+        needed.
+        """
         await self._spool.drop()
 
 

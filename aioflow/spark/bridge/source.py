@@ -1,15 +1,16 @@
 """A DataFrame as the source of a flow: `af.io.spark(bridge, "SELECT ...")`.
 
 Each partition of the DataFrame is a split with event time of its own; partitions come in the order
-in which Spark computes them. Where order or lateness matters, give the DataFrame one partition
+in which Spark computes them. If order or lateness matters, give the DataFrame one partition
 (`coalesce(1)`). A DataFrame of Spark Connect always has one.
 
 A split's position is the number of rows that were read, with a checksum over them. After a restart
 Spark computes the partition again, and its task skips the rows that were read. The checksum shows
 whether these are the same rows; if not, it is an error. So a restored flow reads each row exactly
-once, if the DataFrame gives the same rows in the same order. Files and sorted results do.
+once, if the DataFrame has the same rows in the same order each time, as for files and sorted
+results.
 
-Columns stay columns up to here: rows are made of them in slices, as the flow asks for them.
+Data arrives as columns. They are converted to rows in slices, as the flow asks for rows.
 
 `FrameReading` reads one DataFrame: a Spark job whose tasks push their partitions to this process.
 
@@ -99,7 +100,7 @@ class FrameReading:
     async def plan(self) -> int:
         """Plans the job; returns the number of partitions.
 
-        Spark may compute a part of the query for that.
+        To do this, Spark may compute a part of the query.
         """
         await self._listener.open()
         session = await self._bridge.session()
@@ -120,7 +121,7 @@ class FrameReading:
         return count
 
     def begin(self, start: Mapping[int, Progress] | None = None) -> None:
-        """Starts the job. `start` says how much of each partition was read before."""
+        """Starts the job. `start` is the progress of each partition that was partly read before."""
         assert self._stream is not None and self._job is None, (
             "plan() comes before begin(), which comes once"
         )
@@ -200,7 +201,9 @@ class FrameSource(BaseSource[T]):
     parallelism_max = 1
     stays_here = True
     in_spark = True
-    """Whether Spark itself may apply the filters and fields that follow, in a job of Spark."""
+    """Whether Spark itself may apply the filters and the selection of fields that follow the
+    source, if the flow runs as a Spark job.
+    """
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """The targets of committed batches: a directory of files, a table of Spark's catalog, or a user's
 function.
 
-A target may get the same batch again, after a crash between the write and our record of it. File
-names follow from the batch, so files that exist are not written twice. Tables that Spark keeps in
-files get such files too. A function gets the id of the batch, and has to recognise a repetition
-itself.
+A target may get the same batch again, after a crash between the write and the `.done` mark of it.
+File names are derived from the batch, so files that exist are not written twice. Tables that Spark
+keeps in files get such files too. A function gets the id of the batch, and has to recognise a
+repetition itself.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ STAGING = "_aioflow"
 WAY_OUT = "give a function as into=, which is called with the DataFrame and the id of the batch"
 
 BATCH_COLUMN = "batch"
-"""Column that a directory of Spark Connect has for the id of the batch, as in `batch=<id>`."""
+"""Partition column with the id of the batch, in a directory written through Spark Connect:
+`batch=<id>`.
+"""
 
 _PLAIN_FORMATS = ("parquet", "orc", "json", "csv")
-"""Formats that every Spark writes as part files."""
+"""Formats that every version of Spark writes as part files."""
 
 _PART = re.compile(r"part-(\d+)-[0-9a-f-]{36}(?:[-.](c\d+))?(\..+)?")
 """Pattern of the names that Spark's formats give to files: partition, number within it, suffix."""
@@ -268,7 +270,7 @@ def _is_of_files(session: Any, name: str) -> bool:
 
 
 def _own_options(table: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the options with which a table was created, as with `OPTIONS (sep ';')`."""
+    """Returns the options with which a table was created, for example by `OPTIONS (sep ';')`."""
     return {
         str(name): str(value)
         for name, value in (table.get("storage_properties") or {}).items()

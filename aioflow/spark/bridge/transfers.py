@@ -1,6 +1,6 @@
-"""Transfers of batches from and to the tasks of one Spark job.
+"""Transfers of batches between the service and the tasks of one Spark job.
 
-Batches from the tasks arrive each exactly once, even if task attempts fail. Spark may run a task
+Each batch from the tasks arrives exactly once, even if task attempts fail. Spark may run a task
 again, or twice at the same time. So the rows of every partition are counted. A later attempt is
 told after which row to continue, and skips the rows before. The chain (a checksum) shows whether
 the rows are the same. Of two attempts at the same time the first one sends, and the second one
@@ -8,11 +8,12 @@ waits until the first has finished or is gone.
 
 Invariants: a partition's batches come in order, none twice and none left out. At most `WINDOW`
 batches of each partition wait here, since credit is returned only for batches that were taken. A
-partition that has ended stays so.
+partition that has ended gets no further batches.
 
 Batches for the tasks are sent to each attempt from the beginning of its partition. They are made
-when a task asks, by `open(partition)`, which returns the same ones each time. The next batch is
-made when the task has credit and the connection takes more, so nothing piles up here.
+when a task asks, by `open(partition)`, which must return the same batches each time. The next batch
+is made when the task has granted credit and the connection accepts more, so batches do not pile up
+here.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ read, and some between.
 
 
 class Progress(NamedTuple):
-    """How much of a partition was taken: the number of rows, and their checksum (`chain`).
+    """How many rows of a partition were taken, and the checksum (`chain`) over them.
 
     `done` means that the partition has ended.
     """
@@ -80,7 +81,7 @@ class _Partition:
 class InboundStream:
     """Receives the batches of pushing tasks, as a `ChannelStream`.
 
-    `start` contains how much of each partition was taken before.
+    `start` contains the progress of each partition that was taken before.
     """
 
     op = "push"
@@ -94,7 +95,7 @@ class InboundStream:
         self._closed = False
 
     def resume(self, start: Mapping[int, Progress]) -> None:
-        """Sets how much of each partition was taken before. Call it before the first task of a
+        """Sets the earlier progress of each partition. Call it before the first task of a
         partition.
         """
         for number, progress in start.items():
@@ -132,7 +133,7 @@ class InboundStream:
         return self._closed
 
     def progress(self, number: int) -> Progress:
-        """Returns how much of a partition has been received."""
+        """Returns the received part of a partition as its progress."""
         return self._partitions[number].progress if number in self._partitions else Progress()
 
     @property

@@ -1,7 +1,8 @@
 """The blocks of records that go through a shuffle of Spark. Each block is a row.
 
-A row for each Python record would be expensive, and Spark need not look into it. So a producer
-collects the records for one subtask of an exchange in blocks. Spark moves, sorts and spills rows of
+A row for each Python record would be expensive, and Spark does not need the records' content. So a
+producer collects the records for one subtask of an exchange in blocks. Spark moves, sorts and
+spills rows of
 
     target     subtask that reads it
     mark       watermark in force before the first record
@@ -12,13 +13,14 @@ collects the records for one subtask of an exchange in blocks. Spark moves, sort
 
 The order of records does not depend on the timing of the tasks.
 
-*Order decides results*. The result of a running maximum, a reduce or a timer depends on which
-record comes first and on the watermark at that moment. A channel (edge, producer) keeps the order
-in which its records were emitted. Records of several channels are merged by the watermark in force
+*Order decides results*. The result of a running maximum, a reduce or a timer depends on the order
+of the records and on the watermark at each record. A channel (edge, producer) keeps the order in
+which its records were emitted. Records of several channels are merged by the watermark in force
 before them, then by channel. A subtask could have read its channels in exactly this order. No
-channel runs ahead of the others: at each record the least watermark over all channels is the
-record's own. So each subtask can use the record's watermark as that of its input, independent of
-what the other subtasks read. No record is late that was not late in its channel.
+channel runs ahead of the others: at each record, the minimum of the watermarks over all channels is
+the record's own watermark. So each subtask can use the record's watermark as that of its input,
+independent of what the other subtasks read. A record that was not late in its channel is not late
+after the merge.
 
 The *arrival times* of records at the source are stored too, in steps of `ARRIVAL_GRAIN_MS`. A
 subtask that reads the records later uses them as processing time. So records expire and timers fire
@@ -120,7 +122,9 @@ class Block:
 
 
 class Piece(NamedTuple):
-    """Records of one exchange that are processed together. All of them arrived at `arrival_ms`."""
+    """Records of one exchange that are processed together. All of them arrived at the source at
+    `arrival_ms`.
+    """
 
     edge: int
     batch: RecordBatch
@@ -193,7 +197,7 @@ class BlockWriter:
     def emit(self, batch: RecordBatch) -> None:
         """Adds the records of a batch.
 
-        Consumers get a watermark with the next record, and the last watermark at the end.
+        A change of the watermark is written with the next record, and the last one at the end.
         """
         values = batch.values
         if values:
@@ -269,7 +273,9 @@ def _are_texts(values: list[Any]) -> bool:
 
 
 Place = tuple[int, tuple[int, int, int]]
-"""The place of a record in the order: the watermark before it, and its block."""
+"""The sort key of a record in the order of this module: the watermark before it, and its channel
+and block.
+"""
 
 
 def merged(blocks: Iterable[Block]) -> Iterator[Piece]:
@@ -293,9 +299,11 @@ def merged(blocks: Iterable[Block]) -> Iterator[Piece]:
 def _advance(
     open_blocks: list[tuple[int, tuple[int, int, int], int, Block]], limit: Place | None
 ) -> Iterator[Piece]:
-    """Takes records from the first open block, up to where another block's record comes first.
+    """Yields records of the first open block, up to the point where a record of another block comes
+    next.
 
-    `limit` is the place of the first record of the next block.
+    `limit` is the sort key of the first record of the block that is opened next, None if there is
+    none.
     """
     _, channel, start, block = heapq.heappop(open_blocks)
     if open_blocks and (limit is None or open_blocks[0][:2] < limit):

@@ -1,7 +1,7 @@
 """The stages of a flow that run in the program: they process the results of the stages on Spark.
 
-They get the records in the order of `blocks` if all came at once, or partition by partition
-if there are too many. Their output becomes visible when all of them have written.
+They get the records in the order of `blocks` if all results are fetched at once, or partition by
+partition if there are too many. Their output becomes visible once all stages have written theirs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class HomeStage:
         return self._prepared
 
     def commit(self) -> None:
-        """Allows the sinks to commit the records that they have written."""
+        """Lets the sinks commit the records that they have written."""
         self._may_commit.set()
 
     async def run(self) -> None:
@@ -103,7 +103,7 @@ class Feeding:
 
     @property
     def tasks(self) -> Sequence[asyncio.Task[None]]:
-        """The asyncio tasks. A task that ends early has failed."""
+        """The asyncio tasks of the stages. A task that ends early has failed."""
         return self._tasks
 
     async def __aenter__(self) -> Self:

@@ -2,11 +2,12 @@
 
 They take and return rows of blocks, and run a subtask of the flow in between. The functions are
 plain generators, as Spark requires, and the subtask runs in an asyncio loop. The loop runs only
-while Spark waits for the next rows. The subtask pauses when enough output waits, and goes on when
-Spark has taken it. So the rows that it holds are bounded, and a slow reader holds it back.
+while Spark waits for the next rows. The subtask pauses when enough output rows wait, and continues
+when Spark has taken them. So the number of waiting rows is bounded, and a slow reader slows the
+subtask down.
 
-An error of user code becomes part of the message of the one error that Spark passes on. It is
-rebuilt where the flow was submitted.
+An error of user code is encoded in the message of the error that Spark passes on. The program that
+submitted the flow decodes it.
 """
 
 from __future__ import annotations
@@ -52,16 +53,17 @@ ERROR_MARK = "aioflow-error:"
 _LOADED: dict[str, tuple[ShippedJob, SparkPlan]] = {}
 """The last job of this process.
 
-Spark reuses its Python processes for many tasks, and has no other place to keep something there.
+Spark reuses its Python processes for many tasks. Only a global variable survives from one task to
+the next.
 """
 
 
 Pair = tuple[tuple[int, int, int, int, int], bytes]
-"""A row as RDDs have it, to be sorted: its place, and its payload."""
+"""A row in an RDD: the sort key (the other fields of a `BlockRow`), and the payload."""
 
 Outlets = Callable[["JobEdge", str, "Host", Callable[[Any], None]], "Outlet"]
-"""Makes the outlet of an exchange: of the edge, its owner's name in errors, the machine, and
-where its rows go.
+"""Function that makes the outlet of an exchange. Its arguments are the edge, the name of the
+operator for errors, the host, and a function that gets the rows.
 """
 
 
@@ -95,14 +97,15 @@ class StageProgram:
         self._planner = planner
 
     def on_splits(self, number: int, _nothing: Iterable[Any]) -> Iterator[Pair]:
-        """Runs the subtask of a source on its splits. Spark calls it by `mapPartitionsWithIndex`.
+        """Runs the subtask of a source on its splits. This is the function for
+        `mapPartitionsWithIndex`.
 
         Each subtask of the source is a partition.
         """
         return _pairs_of(self.read(number, _attempt()))
 
     def on_rows(self, target: int, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Runs a subtask on the sorted blocks of an exchange. Spark calls it by
+        """Runs a subtask on the sorted blocks of an exchange. This is the function for
         `mapPartitionsWithIndex`.
         """
         return _pairs_of(
@@ -112,7 +115,8 @@ class StageProgram:
         )
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs a subtask on a DataFrame that a source reads. Spark calls it by `mapInArrow`.
+        """Runs a subtask on one partition of a DataFrame that a source reads. This is the function
+        for `mapInArrow`.
 
         Each partition is a subtask.
         """
@@ -233,7 +237,7 @@ def run_subtask(
 
 @contextmanager
 def told(codec: Codec) -> Iterator[None]:
-    """Raises SubtaskFailed in place of an error of user code in the block. Its text contains the
+    """Turns an error of user code in the `with` block into SubtaskFailed, whose text contains the
     encoded error.
     """
     try:

@@ -1,23 +1,24 @@
 """Builds the stages of a flow as RDDs of Spark, and runs them.
 
 Everything here calls Spark and blocks: it runs in threads of the bridge. A stage is one pass over
-its input, with one partition for each subtask. A source's partition gets the number of the subtask;
-others get the blocks of their exchanges, sorted by place. Spark sorts beyond memory on disk. Spark
-keeps output that goes to several stages or to the program, so that each stage runs once.
+its input, with one partition for each subtask. A partition of a source gets the number of its
+subtask. Any other partition gets the blocks of its exchanges, sorted. Spark sorts on disk if memory
+does not suffice. Spark caches output that several stages or the program read, so that each stage
+runs once.
 
 DataFrames are not used, because Spark need not see the content of a block. Planning, compiling and
 converting a query for each run costs the JVM twice as much as the shuffle. A DataFrame that the
 flow reads stays one until its rows become blocks.
 
-DataFrames are narrowed before a flow reads them, by expressions as columns of Spark. Rows that a
-filter drops need not leave the JVM, nor columns that the next `select` does not read. The operators
-of the flow remain unchanged, and decide. Spark may keep a row that the operators drop, but never
-drops a row that the operators keep. So a part of an expression is enough. Values that Spark treats
-differently than Python (NaN, numbers that only compare as float, text under a collation) are left
-to the operators.
+Before a flow reads a DataFrame, filters and selections of the flow are applied to it as Spark
+expressions. Rows that a filter drops need not leave the JVM, nor columns that the next `select`
+does not read. The operators of the flow remain unchanged, and check every row again. Spark may keep
+a row that the operators drop, but never drops a row that the operators keep. So Spark may apply
+only a part of an expression. Values that Spark treats differently than Python (NaN, numbers that
+only compare as float, text under a collation) are left to the operators.
 
-Filters are used as long as no operator before them looks at a row. A watermark strategy does, since
-a dropped row still moves event time.
+A filter is used only if no operator before it looks at rows. A watermark strategy counts as such an
+operator, because even a row that is dropped later advances event time.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ EXACT_MAX = 2**53
 
 
 def narrowed(frame: Any, stage: Stage) -> Any:
-    """Returns `frame` without rows that the first filters of `stage` drop, and without unread
-    columns.
+    """Returns `frame` without rows that the first filters of `stage` drop, and without columns that
+    the stage does not read.
 
-    Runs in a call. Raises GraphError if two columns have the same name.
+    Must run in a call of the bridge. Raises GraphError if two columns have the same name.
     """
     _check_names(frame)
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
@@ -85,7 +86,7 @@ def narrowed(frame: Any, stage: Stage) -> Any:
 
 
 def _check_names(frame: Any) -> None:
-    """Raises GraphError for columns that Spark cannot tell from each other, and so cannot send."""
+    """Raises GraphError for columns that Spark cannot distinguish by name, and so cannot send."""
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     spelled: dict[str, str] = {}
     for name in frame.columns:
@@ -176,7 +177,9 @@ def _compared(operator: str, column: Any, value: Any, types: Mapping[str, str]) 
 
 
 def _fits(type_: str, value: Any) -> bool:
-    """Whether a column of `type_` compares with `value` as in Python, or treats NaN as larger."""
+    """Whether Spark compares a column of `type_` with `value` as Python does, except that NaN may
+    count as the largest number.
+    """
     if type_ == "string":
         return type(value) is str
     if type_ == "boolean":
@@ -201,8 +204,8 @@ def _quoted(name: str) -> str:
 
 
 TAKEN_AT_ONCE_BYTES = 128 << 20
-"""Maximum size of results that the program takes in one piece. It takes larger ones partition by
-partition.
+"""Maximum size of results that the program fetches at once, in bytes. It fetches larger ones
+partition by partition.
 """
 
 ROWS_AT_A_TIME = 32
@@ -212,7 +215,7 @@ class StageRdds:
     """The RDDs of one run.
 
     `programs` contains the program of each stage, `subtasks` the number of subtasks of each source,
-    and `given` the data that `af.io.spark` reads, by stage.
+    and `given` the query or DataFrame that `af.io.spark` reads, by stage.
     """
 
     def __init__(
@@ -239,10 +242,10 @@ class StageRdds:
     def compute(self) -> bool:
         """Runs the stages on Spark.
 
-        Returns whether the output for this program is small enough to be fetched in one piece.
-        Counting the rows is the cheapest way to run a stage: rows stay bytes in Java, and need no
-        second Python process. Spark reports the true size of the output that it keeps in memory.
-        Output that it moved to disk is compressed there, and counts as too large.
+        Returns whether the output for this program is small enough to be fetched at once. Counting
+        the rows is the cheapest way to run a stage: rows stay bytes in Java, and need no second
+        Python process. Spark reports the true size of the output that it keeps in memory. Output
+        that it moved to disk is compressed there, and counts as too large.
         """
         ends, kept = [], set()
         for stage in self._plan.stages:
@@ -282,7 +285,7 @@ class StageRdds:
         return list(islice(self._rows, ROWS_AT_A_TIME))
 
     def release(self) -> None:
-        """Lets Spark drop the output that it kept."""
+        """Lets Spark drop the output that it has cached."""
         for rdd in self._kept:
             rdd.unpersist()
 
@@ -350,6 +353,6 @@ def _row_of(pair: Pair) -> BlockRow:
 
 
 def _pair_of(row: Any) -> Pair:
-    """Returns a row of a DataFrame with `SCHEMA` as a pair of place and payload."""
+    """Returns a row of a DataFrame with `SCHEMA` as a pair of sort key and payload."""
     target, mark, edge, producer, seq, payload = row
     return (target, mark, edge, producer, seq), bytes(payload)

@@ -4,13 +4,13 @@
     rows = await counts.collect(on=af.Spark("spark://host:7077"))
 
 The flow runs on Spark's executors, in stages with Spark's shuffles between them. The engine's own
-operators run it with their state, timers and windows, so the results are those of the engine
-(`translate`, `blocks`). Operators that belong to the program (`collect`, functions as sinks,
+operators run there, with their state, timers and windows, so the results are the same as without
+Spark (`translate`, `blocks`). Operators that belong to the program (`collect`, functions as sinks,
 sinks that print) run in the program after the Spark job. Sinks commit at the very end, so a failed
 job makes no output visible.
 
-The job takes no checkpoints, because Spark repeats a lost task. A job cannot be stopped with its
-state: a stop cancels it.
+The job takes no checkpoints, because Spark repeats a lost task. The state of a job cannot be kept:
+stopping the job cancels it.
 
 With `streaming="experimental"`, a flow over streaming queries becomes a streaming query itself
 (`streaming.run`), which runs until it is stopped.
@@ -72,16 +72,18 @@ logger = logging.getLogger(__name__)
 class Spark:
     """An option for `on=`: the flow runs as a job of the Spark at `master`.
 
-    Without `master`, that of the bridge, of spark-submit or of spark-defaults.conf holds, otherwise
-    "local[*]". `config` are settings of the Spark session that is started for the run.
+    Without `master`, the master of the bridge, of spark-submit or of spark-defaults.conf is used,
+    otherwise "local[*]". `config` are settings of the Spark session that is started for the run.
     Alternatively, `bridge` is a session of the service, which remains open after the run.
     """
 
     master: str | None = None
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
     streaming: Literal["experimental"] | None = None
-    """Whether a flow over a streaming query of Spark runs as a query: state is exact, and event
-    time moves by the batch. Without it such a flow is refused; `af.SparkWorkers` can run it."""
+    """"experimental" runs a flow over a streaming query of Spark as a streaming query: state is
+    exact, and event time advances once per batch. Without it such a flow is refused;
+    `af.SparkWorkers` can run it.
+    """
     bridge: Bridge | None = None
 
     def __post_init__(self) -> None:
@@ -139,8 +141,7 @@ class Spark:
         return SparkRun(host, planner(graph), options, spark, sources, planner)
 
     def _with_bridge_of(self, source: FrameSource[Any] | StreamSource[Any], spark: Spark) -> Spark:
-        """Returns this place with the bridge of `source`, unless the place `spark` already has a
-        bridge.
+        """Returns `self` with the bridge of `source`, unless `spark` already has a bridge.
 
         A DataFrame can only be read in its own session. Raises GraphError for two different
         sessions.
@@ -274,8 +275,8 @@ class SparkRun(RunningJob):
     async def _discover(self) -> dict[int, list[list[Split]]]:
         """Returns the splits of each subtask of each source, by stage.
 
-        If each split is a subtask of its own, a subtask has one split. Otherwise splits are
-        distributed as in any other run.
+        If the stage is read by split, each subtask has one split. Otherwise splits are distributed
+        as in any other run.
         """
         found: dict[int, list[list[Split]]] = {}
         for stage in self._plan.stages:
@@ -351,10 +352,10 @@ class SparkRun(RunningJob):
         )
 
     def _ask(self, method: str, *args: object) -> None:
-        """Cancels or stops the job. Stopping a bounded job cancels it, because half of it is
-        useless.
+        """Cancels or stops the job. Stopping a bounded job cancels it, because a part of its
+        results is useless.
 
-        Stopping a query ends it after its current batch.
+        Stopping a streaming query ends it after its current batch.
         """
         if method == "stop" and self._stream is not None:
             if args[1]:
@@ -403,8 +404,8 @@ class _NoTasks:
 def original_error(error: BaseException, codec: Codec) -> Exception | None:
     """Returns the error of user code inside an error of Spark; None if there is none.
 
-    The encoded error is at the very end of the message, because the text before may contain
-    arbitrary words of records. A message that was cut has no encoded error.
+    The encoded error is at the very end of the message, because the text before it may contain
+    arbitrary text of records. A message that was cut has no encoded error.
     """
     pieces = (getattr(error, "trace", "") or str(error)).split(ERROR_MARK)
     if len(pieces) < 3:

@@ -1,13 +1,13 @@
 """Runs one subtask of a stage: its operators with their state, timers and mail.
 
-It replaces a StreamTask, without network and checkpoints. Mailbox, chains, contexts and operators
-are the engine's own, so each element meets the same code in the same order. Input comes as pieces
-of records with their watermarks. A piece is processed when `feed` returns, except for calls of
-async operators that are still under way. The end of input is the end of the job: event time ends,
-operators finish, sinks prepare what they have written.
+It takes the place of a StreamTask, without network and checkpoints. Mailbox, chains, contexts and
+operators are the engine's own, so each element runs through the same code in the same order. Input
+comes as pieces of records with their watermarks. When `feed` returns, the piece is processed,
+except for calls of async operators that are still under way. The end of input is the end of the
+job: event time ends, operators finish, sinks prepare what they have written.
 
-It runs in one asyncio task, which owns the mailbox: in a process of Spark's as well as in the
-program itself.
+It runs in one asyncio task, which owns the mailbox. This is so in a Python process of Spark and in
+the program itself.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ done.
 class StageSubtask:
     """Runs subtask `id` of `stage`.
 
-    `outlets` make the outlets of exchanges. `make_room` is awaited between slices, so that output
-    can be taken. `clock` is set if the input has arrived before and brings its arrival times;
-    otherwise the host's time applies.
+    `outlets` make the outlets of exchanges. `make_room` is awaited between slices, and waits until
+    the consumer has taken enough of the output. `clock` is set if the input has arrived before and
+    brings its arrival times; otherwise the host's time applies.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class StageSubtask:
         shares_loop: bool = True,
     ) -> None:
         """Makes the subtask. `restored` is the operator state for a stage with a single operator.
-        `restore` fills keyed state before its first use. `shares_loop` tells whether other code
-        runs on the same event loop.
+        `restore` fills keyed state before its first use. `shares_loop` is whether other code runs
+        on the same event loop.
         """
         self.host = host
         self.resources = ResourceScope()
@@ -218,8 +218,8 @@ class StageSubtask:
         await self._push(empty_batch(watermark), 0)
 
     async def pause(self) -> None:
-        """Finishes all work on the input so far, and writes all state, so that the subtask may end
-        here.
+        """Finishes all work on the input so far, and writes all state, so that the subtask can end
+        afterwards.
 
         Another subtask can continue with that state.
         """
@@ -260,7 +260,9 @@ class StageSubtask:
         return found
 
     async def commit(self, checkpoint_id: int = ONLY_CHECKPOINT) -> None:
-        """Lets the sinks commit what they have prepared. Called in the program after `prepared`."""
+        """Lets the sinks commit the writes that they have prepared. Called in the program after
+        `prepared`.
+        """
         for runtime in self._runtimes:
             error = runtime.notify("notify_checkpoint_complete", checkpoint_id)
             if error is not None:

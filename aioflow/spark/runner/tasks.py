@@ -5,7 +5,7 @@ runs them.
 
 Time that users see follows the arrival times of the records. Everything else follows the machine's
 clock. A subtask after a shuffle reads within seconds what arrived over an hour. So its wall clock
-follows the records, and timers of keys fire when the clock passes them, each at its own time. An
+follows the records, and each timer of a key fires when this clock reaches the timer's time. An
 operator's own timers (a batch that waits for more, a throttle) must go on without records, and use
 the machine's clock.
 """
@@ -147,8 +147,8 @@ class ReplayedTimers:
 
 
 ALONE = (20_000_000, 4096)
-"""Slice in ns, and records in a batch, if the loop runs only this subtask and its own calls: fewer,
-longer turns.
+"""Length of a slice in ns, and number of records in a batch, if the loop runs only this subtask and
+its calls. Then longer slices disturb no other work.
 """
 
 
@@ -186,10 +186,10 @@ class StageTask:
         timers: ReplayedTimers | None,
         limits: tuple[int, int],
     ) -> None:
-        """Makes a task. `priority` is that of the first operator's mail. `limits` are the slice in
-        ns, and the number of records at a time.
+        """Makes a task. `priority` is the priority of the first operator's mail. `limits` are the
+        slice in ns, and the number of records at a time.
 
-        `timers` holds the timers of keys, which otherwise wait for the clock.
+        `timers` holds the timers of keys. With None they use the machine's clock.
         """
         self.vertex = vertex
         self.main: list[Callable[[RecordBatch], None]] = []
@@ -236,7 +236,9 @@ class StageTask:
                     outlet(news)
 
     def emit_side(self, node_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
-        """Sends records to the side output `tag` of one operator; dropped without a reader."""
+        """Sends records to the side output `tag` of one operator. Without a reader they are
+        dropped.
+        """
         for outlet in self.side.get((node_index, tag), ()):
             outlet(batch)
 
@@ -257,9 +259,9 @@ class StageTask:
 class StageTasks:
     """All tasks of subtask `id` of `stage`, connected with each other.
 
-    `owner` is the subtask, and `outlets` makes the outlets of exchanges. `timers` is where timers
-    of keys are registered, by default the clock. `restored` is the operator state for a stage with
-    a single operator. `shares_loop` tells whether other code runs on the same event loop.
+    `owner` is the subtask, and `outlets` makes the outlets of exchanges. `timers` holds the timers
+    of keys; with None they use the machine's clock. `restored` is the operator state for a stage
+    with a single operator. `shares_loop` is whether other code runs on the same event loop.
     """
 
     def __init__(
@@ -333,6 +335,6 @@ class StageTasks:
                 task.side.setdefault((edge.operator_index, edge.side), []).append(outlet)
 
     def flush(self) -> None:
-        """Writes the records that wait in the outlets."""
+        """Writes the records that the outlets have collected."""
         for outlet in self._outlets:
             outlet.flush()

@@ -3,8 +3,8 @@
 It decides which tasks run together, where records are shuffled, and what is refused. A stage is a
 tree of the flow's tasks (`JobVertex`) that need no exchange between them. Its subtasks are Spark
 tasks, as many as the task at its root has subtasks in the flow. So `parallelism=` means the same as
-elsewhere, and a flow of parallelism 1 has one order. A source is the exception. If every operator
-after it looks at one record at a time, each of its splits is a Spark task of its own.
+without Spark, and a flow of parallelism 1 has one order. A source is the exception. If every
+operator after it looks at one record at a time, each of its splits is a Spark task of its own.
 
     source -> map -> flat_map  ==key_by==>  window -> map  ==collect==>  this program
 
@@ -12,11 +12,12 @@ Tasks with a side output or two consumers are still one stage: their rows carry 
 edge. Tasks that stay in this program (`collect`, functions as sinks, and sinks that print) are
 stages of one subtask that run here.
 
-Nothing here knows Spark. A flow that Spark cannot run is refused here, before anything starts, with
-an error that names the operator and the remedy.
+Nothing in this module calls Spark. A flow that Spark cannot run is refused here, before anything
+starts, with an error that names the operator and the remedy.
 
 `FrameRows` reads the rows of a DataFrame inside the Spark task that computed them. The rows come as
-Arrow batches, and become elements in slices, as the flow asks for them. Each partition is a split.
+Arrow batches. They are converted to elements in slices, as the flow asks for elements. Each
+partition is a split.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ BY_RECORD = frozenset({"map", "filter", "flat_map", "select", "map_batches", "si
 SPREADING = frozenset(
     {ShipStrategy.FORWARD, ShipStrategy.REBALANCE, ShipStrategy.RESCALE, ShipStrategy.SHUFFLE}
 )
-"""Strategies that promise no more than this: each record reaches one subtask."""
+"""Strategies under which each record may go to any one subtask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class Stage:
     vertices: tuple[JobVertex, ...]
     """Vertices of the stage, producers first."""
     inputs: tuple[JobEdge, ...]
-    """Exchanges that the root reads, by number; empty for a source."""
+    """Exchanges that the root reads, by input number; empty for a source."""
     inner: tuple[JobEdge, ...]
     """Edges between two vertices of this stage."""
     outputs: tuple[JobEdge, ...]
@@ -170,7 +171,7 @@ class Stage:
 
     @property
     def parallelism(self) -> int:
-        """Number of subtasks, unless the stage is a source that is read by split."""
+        """Number of subtasks. It does not apply to a source that is read by split."""
         return 1 if self.at_home else self.root.parallelism
 
     def nodes(self) -> Iterator[StreamNode]:
@@ -214,8 +215,8 @@ def plan_flow(graph: JobGraph) -> SparkPlan:
 
 
 def plan_stages(graph: JobGraph) -> SparkPlan:
-    """Returns the stages of `graph`. Operators that stay in this program must be vertices of their
-    own in it.
+    """Returns the stages of `graph`, in which operators that stay in this program must be vertices
+    of their own.
     """
     graph = _with_frames_there(graph)
     home = {vertex.id for vertex in graph.vertices if vertex.stays_here}
@@ -281,12 +282,12 @@ def _check_source(vertex: JobVertex) -> None:
 
 
 def with_printing_apart(graph: JobGraph) -> JobGraph:
-    """Returns the graph in which sinks that write to standard output stay in this program."""
+    """Returns a graph in which sinks that write to standard output stay in this program."""
     return with_ends_apart(graph, _prints)
 
 
 def with_ends_apart(graph: JobGraph, stays: Callable[[StreamNode], bool]) -> JobGraph:
-    """Returns the graph in which a last operator for which `stays` is true stays in this program.
+    """Returns a graph in which each last operator for which `stays` is true stays in this program.
 
     Such an operator becomes a vertex of its own.
     """
@@ -327,7 +328,7 @@ def with_ends_apart(graph: JobGraph, stays: Callable[[StreamNode], bool]) -> Job
 
 
 def _with_frames_there(graph: JobGraph) -> JobGraph:
-    """Returns the graph in which Spark's tasks, instead of this program, read the DataFrames."""
+    """Returns a graph in which Spark's tasks, instead of this program, read the DataFrames."""
     vertices = []
     for vertex in graph.vertices:
         # For mypy, a source that needs the host is not a Source.

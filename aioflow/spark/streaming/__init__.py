@@ -1,1 +1,1 @@
-"""Unbounded flows as queries of Spark, and queries as sources."""
+"""Unbounded flows as streaming queries of Spark, and streaming queries as sources."""

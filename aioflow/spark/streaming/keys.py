@@ -1,8 +1,8 @@
-"""Processes the records of one key in a batch of Structured Streaming, with the key's state.
+"""Processes the records of one key in a batch of Structured Streaming, with the state of that key.
 
-Spark keeps bytes for each key (`ValueState`), and calls for the state cost a fifth of a millisecond
-each. So the work on a key, called its turn, is one read, work in memory, and one write: a
-write-behind cache. The operators of the stage work on the state and timers of that key.
+Spark keeps bytes for each key (`ValueState`), and each call that reads or writes the state costs a
+fifth of a millisecond. So the work on a key, called its turn, is one read, work in memory, and one
+write: a write-behind cache. The operators of the stage work on the state and timers of that key.
 
     turn    event time advances to Spark's watermark: timers that are due fire
             then the key's records are processed, in order of arrival
@@ -10,9 +10,10 @@ write-behind cache. The operators of the stage work on the state and timers of t
 
 Spark sets one timer for a key: for the earliest of the key's own timers. When it fires, the key
 gets a turn without records. So timers fire before the records of the batch in which they are due,
-in order of their own time. The results are those of an engine whose watermark moves once a batch.
+in order of their own time. The results are the same as in an engine whose watermark advances once
+per batch.
 
-Nothing here knows Spark: `processor` is what Spark calls.
+Nothing in this module calls Spark. Spark calls `processor`.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ __all__ = ["KeyedStage", "Turn", "timer_of"]
 
 
 class Turn(NamedTuple):
-    """The result of one call that processed records or a timer of one key."""
+    """The result of one turn of a key."""
 
     rows: list[BlockRow]
     state: bytes | None
-    """State of the key to store. None: there is no state."""
+    """State of the key to store; None if there is no state."""
     timer_ms: int | None
     """Time when the key needs a turn without records, in event time or processing time."""
 
@@ -68,7 +69,7 @@ class _Kept(msgspec.Struct, array_like=True):
     digest: bytes
     content: bytes
     operator: bytes
-    """Operator state of the operator, such as its progress."""
+    """State of the operator that does not belong to a key, such as its progress."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -194,7 +195,7 @@ class KeyedStage:
         ), timer_ms
 
     def _next_timer(self, context: TaskOperatorContext, operator: Operator) -> int | None:
-        """Returns the time when the key must run again, None if never.
+        """Returns the time of the key's next turn without records, None if there is no timer.
 
         Raises GraphError for a timer that Spark cannot keep.
         """
@@ -224,5 +225,5 @@ def _place(block: Block) -> tuple[int, int]:
 
 
 def timer_of(state: bytes | None) -> int | None:
-    """Returns the timer of the key, as it was when `state` was stored."""
+    """Returns the time of the key's timer when `state` was stored."""
     return None if state is None else _unpack(state).timer_ms

@@ -5,9 +5,9 @@ A flow that Spark cannot run is refused, with an error that names the operator a
     query of Spark -> map -> flat_map  ==key_by==>  window -> map  ==>  sinks, in this program
     `mapInArrow`, by partition          `transformWithState`, by key      a batch of Spark at a time
 
-Spark keeps the state of one key at a time and shuffles once for it. So there is one `key_by`
-between a source and a sink. The operators before it look at one record at a time, and so do those
-after the operator with the state. Sinks stay in this program.
+Spark gives an operator the state of one key at a time, and shuffles the records by key once. So
+there is one `key_by` between a source and a sink. The operators before it look at one record at a
+time, and so do those after the operator with the state. Sinks stay in this program.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def plan_stream(graph: JobGraph) -> SparkPlan:
 
 
 def delay_ms_of(stage: Stage) -> int | None:
-    """Returns by how much the records of a source may be out of order; None without event time."""
+    """Returns by how many ms the records of a source may be out of order; None without event
+    time.
+    """
     strategy = stage.root.head.watermarks
     return (
         strategy.delay_ms

@@ -1,8 +1,8 @@
 """The processor that `transformWithState` calls in a task of Spark.
 
-It processes each key (`keys`) with the key's state and timer. Spark forgets a timer when the
-call for it has returned, even one that the call set again for the same time. So a timer that is set
-in that call is for a later time.
+It processes each key (`keys`) with the key's state and timer. When the call for a timer returns,
+Spark deletes the timer, even if the call has set it again for the same time. So a timer that is set
+in such a call gets a later time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["KeyProcessor"]
 class KeyProcessor(StatefulProcessor):
     """Processes keys in one task of Spark: `init`, then calls for keys, then `close`.
 
-    On the driver Spark calls only `init` and `close`, to find out which state there is.
+    On the driver Spark calls only `init` and `close`, to find out which state variables exist.
     """
 
     def __init__(self, program: StageProgram, *, event_time: bool) -> None:
@@ -62,7 +62,7 @@ class KeyProcessor(StatefulProcessor):
     def _turn(self, rows: Iterable[Any], times: Any, fired: int | None) -> Iterator[Row]:
         """Processes `rows` of one key, and stores its state and timer.
 
-        `fired` is the time of the Spark timer that has fired; Spark forgets the timer after this
+        `fired` is the time of the Spark timer that has fired; Spark deletes the timer after this
         call.
         """
         stage = self._stage or self._begin()
@@ -107,7 +107,7 @@ class KeyProcessor(StatefulProcessor):
 
 
 def _spelled(timer_ms: int | None) -> int | None:
-    """Returns a timer in the form of Spark, which fires a timer when its watermark has passed the
-    given time.
+    """Converts the time of a timer for Spark, which fires a timer only after the watermark has
+    passed its time.
     """
     return None if timer_ms is None else max(timer_ms + 1, 1)

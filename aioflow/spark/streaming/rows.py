@@ -1,4 +1,5 @@
-"""The rows that carry records of an unbounded flow to the state of their keys.
+"""The rows in which Spark sends the records of an unbounded flow to the stage that holds the state
+of their keys.
 
 Spark groups the rows by the bytes of the key.
 
@@ -14,8 +15,8 @@ row. Within a key the rows of a producer keep their order: the reader sorts them
 seq. *Event time travels in rows of its own* (`TIME`), because a record that a filter drops advances
 event time too.
 
-`SourceProgram` is what Spark runs for each partition of a streaming query. It runs the operators
-before the key, one Spark batch at a time, and emits `KeyedRow`s.
+Spark runs `SourceProgram` for each partition of a streaming query. It runs the operators before the
+key, one Spark batch at a time, and emits `KeyedRow`s.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ KEYED_SCHEMA = "edge int, key binary, at timestamp, producer int, seq long, payl
 """Schema of the rows, in Spark's notation."""
 
 TIME = -3
-"""Edge of a row without records, which tells the event time."""
+"""Value of `edge` in a row that has no records, only the event time."""
 
 
 class KeyedRow(NamedTuple):
@@ -87,8 +88,8 @@ class KeyedRows:
         delay_ms: int,
         put: Callable[[KeyedRow], None],
     ) -> None:
-        """Makes the writer. `delay_ms` is the delay of the incoming watermarks, which is added back
-        for Spark.
+        """Makes the writer. `delay_ms` is the time by which the incoming watermarks lag behind
+        event time. It is added to `at`, because Spark subtracts it again.
         """
         self._edge = edge.id
         self._keyed = edge.partitioning.strategy is ShipStrategy.HASH
@@ -102,7 +103,7 @@ class KeyedRows:
         self._seq = 0
 
     def emit(self, batch: RecordBatch) -> None:
-        """Writes the records of a batch. A batch is never split over calls."""
+        """Writes the records of a batch."""
         if batch.watermark != MAX_WATERMARK:
             self._watermark = max(self._watermark, batch.watermark)
         if not batch.values:
@@ -138,7 +139,9 @@ class KeyedRows:
 
 
 def arrow_of_keyed(rows: list[KeyedRow]) -> pa.RecordBatch:
-    """Returns the rows with exactly the types of the schema, because Spark casts nothing."""
+    """Returns the rows as an Arrow batch with exactly the types of the schema, because Spark casts
+    nothing.
+    """
     import pyarrow as pa
 
     types = (
@@ -163,7 +166,7 @@ class SourceProgram(StageProgram):
     """
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Returns the output rows of one partition. Spark calls it by `mapInArrow`."""
+        """Yields the output rows of one partition. This is the function for `mapInArrow`."""
         from pyspark import TaskContext
 
         context = TaskContext.get()

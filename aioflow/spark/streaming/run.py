@@ -4,12 +4,13 @@
                        they commit, as at a checkpoint
                        only now Spark goes on to batch n + 1
 
-A batch that Spark had not noted as done when the program ended comes again, so sinks see rows at
-least once. The state of keys is exact nevertheless: Spark keeps it with the batch.
+If Spark had not recorded a batch as done when the program ended, it repeats the batch, so sinks see
+rows at least once. The state of keys is exact nevertheless, because Spark commits it with the
+batch.
 
-A query of existing data ends by itself, except one with state and without event time. There Spark
-runs batches without input for ever, since a timer of processing time might fire. Such a query ends
-here, in the second batch after its input.
+A query of existing data ends by itself, unless it has state and no event time. In that case Spark
+runs batches without input for ever, since a timer of processing time might fire. The run ends such
+a query in the second batch after its input.
 
 `start_query` builds and starts the query. It calls Spark and blocks, so it runs in threads of the
 bridge, like `rows_of`.
@@ -17,8 +18,8 @@ bridge, like `rows_of`.
     query of the user -> mapInArrow: rows of keys, and of time -> withWatermark
                       -> groupBy(key).transformWithState -> foreachBatch
 
-Spark must not drop late rows: window and process functions handle them. So the column of event time
-ends at `withWatermark`, which only reads the time from it.
+Spark must not drop late rows, because window and process functions handle them. So the column of
+event time is dropped right after `withWatermark` has read the time from it.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _source_rows(
     """Returns the rows that the operators of a source's stage make, up to the key, as a DataFrame
     of the session `apart`.
 
-    That session has the settings of the run, which other queries must not get.
+    The session `apart` has the settings of the run, which other queries must not get.
     """
     given = frame_of(session, source.what, streaming=True)
     if not given.isStreaming:
@@ -202,7 +203,7 @@ def rows_of(frame: Any) -> list[BlockRow]:
 STOP_TIMEOUT = "20s"
 
 TOO_LATE = "Timed out while waiting for the Python worker to connect back"
-"""Message of Spark when one of its Python processes takes ten seconds to begin.
+"""Message of Spark when one of its Python processes takes ten seconds to start.
 
 That happens on a busy machine, and Spark has no setting for it.
 """
@@ -261,8 +262,8 @@ class StreamRun:
     async def _go_on(self, feeding: Feeding) -> None:
         """Waits until the query ends for good.
 
-        A query that ended because its Python process started too late is started again where it
-        was.
+        A query that ended because its Python process started too late is started again from its
+        last offsets.
         """
         while True:
             try:
@@ -327,8 +328,8 @@ class StreamRun:
     def _was_without_input(self, number: int) -> bool:
         """Whether a batch had no input because the source has no further input.
 
-        It is called in a thread of Py4J. The first batch of a run tells nothing: Spark may have
-        planned it before there was input.
+        It is called in a thread of Py4J. The first batch of a run does not count, because Spark may
+        have planned it before there was input.
         """
         first = self._first = number + 1 if self._first is None else self._first
         progress = None if self._query is None or number <= first else self._query.lastProgress

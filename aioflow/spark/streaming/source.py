@@ -8,11 +8,11 @@ checkpoint="/var/lib/app/spark")`.
     the flow  reads the files, batch by batch
               a completed checkpoint behind a batch deletes it
 
-So rows are read exactly once over restarts of either side. Spark gives a batch again until it was
-answered, and a batch that is in files is not received again. The flow goes on where its checkpoint
-says. At most `BACKLOG` batches wait: a slow flow holds the query back.
+So rows are read exactly once, even if either side restarts. Spark sends a batch again until it is
+answered, and a batch that is in files is not received again. The flow continues at the position in
+its checkpoint. At most `BACKLOG` batches wait, so a slow flow slows the query down.
 
-Batches and the rows in them keep their order: it is one stream, one split.
+Batches and the rows in them keep their order: the source has one split.
 
 `Handover` stores the batches of the query as local files, until a checkpoint of the flow covers
 them.
@@ -23,10 +23,11 @@ them.
                        after it, and durable before Spark is answered
     query              the id of the query, so that its batches are not mixed with another's
 
-Spark gives a batch again, under the same number, when it does not know whether the batch was
-received. A batch that has a `.batch` is not received again. So the content of a batch is decided
-once, even if Spark computes it differently a second time. A batch is deleted when a completed
-checkpoint covers it. The `.batch` of the newest stays, for its number.
+Spark sends a batch again, under the same number, when it does not know whether the batch was
+received. A batch that has a `.batch` file is not received again. So the content of a batch is
+decided once, even if Spark computes it differently a second time. A batch is deleted when a
+completed checkpoint covers it. The `.batch` file of the newest batch stays, because its number is
+needed.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ class Handover:
         self._lengths += [len(piece) for piece in pieces]
 
     async def seal(self, number: int) -> Taken:
-        """Marks the batch as complete. Durable when this returns."""
+        """Marks the batch as complete. The batch and the mark are durable when this returns."""
         if self._lengths:
             await self._fs.fsync(self._path(_data(number)))
         content = msgpack.packb({"schema": self._schema, "lengths": self._lengths})
@@ -217,12 +218,12 @@ def _data(number: int) -> str:
 T = TypeVar("T")
 
 BACKLOG = 2
-"""Maximum number of Spark's batches that wait to be read: one, while the next is written to
-files.
+"""Maximum number of Spark's batches that wait to be read: one is read while the next one is written
+to files.
 """
 
 TOO_LATE = "Python worker failed to connect back"
-"""Error of a Connect server whose Python process for a query takes ten seconds to begin.
+"""Error of a Connect server whose Python process for a query takes ten seconds to start.
 
 This happens on a busy machine. The server has no setting for the limit.
 """
@@ -235,7 +236,7 @@ STOP_TIMEOUT = "20s"
 RELEASE_TIMEOUT_S = 5.0
 
 ONCE = "once"
-"""Trigger that reads everything there is now, and ends."""
+"""Trigger that reads the data that exists now, and ends."""
 
 
 class StreamSource(BaseSource[T]):
@@ -303,7 +304,7 @@ class _Gate:
         """Does nothing: answers are small."""
 
     def on_lost(self, channel: Channel, error: Exception | None) -> None:
-        """Does nothing: Spark repeats the batch, which drops the rows of this attempt."""
+        """Does nothing: when Spark repeats the batch, the rows of this attempt are dropped."""
 
     def _serve(self, channel: Channel, work: Coroutine[Any, Any, None]) -> None:
         self._reader.serve(self._answer(channel, work))

@@ -1,4 +1,4 @@
-"""Starts workers in Spark's executors, and the JobManager in this program that they belong to.
+"""Starts workers in Spark's executors, and runs their JobManager in this program.
 
 Each worker is one Spark job with one task, in a separate thread and job group.
 
@@ -10,9 +10,9 @@ The ResourceManager alone decides which worker is started again, and when. Spark
 these tasks, and an attempt that it starts anyway ends at once. A worker that is given up is ended
 by cancelling its job group, so that it does not hold its core for ever.
 
-The JobManager runs in a separate thread and event loop. Its workers end when they do not hear from
-it for some seconds, and a program may block its own loop for longer than that. It leads only this
-one run: it has no rival for its lease, and its files are deleted with it.
+The JobManager runs in a separate thread and event loop. Its workers end if they do not hear from it
+for some seconds, and a program may block its own loop for longer. The JobManager exists only for
+this run: no other one competes for its lease, and its files are deleted at the end.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ EXIT_S = 5.0
 
 
 class CannotStart(SparkError):
-    """The error that says: no worker can start on these executors, and a retry would not help."""
+    """No worker can start on these executors, and a retry would not help."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +108,7 @@ class SparkProvider:
         self._closing = False
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.last_error: Exception | None = None
-        """The error of the last worker that did not start; None after one that did."""
+        """Error of the last start of a worker; None if that start succeeded."""
 
     @property
     def present(self) -> list[str]:
@@ -142,7 +142,7 @@ class SparkProvider:
         self._closing = True
 
     async def close(self) -> None:
-        """Waits for the workers, which were released, and ends those that remain."""
+        """Waits for the released workers to end, and ends the ones that remain."""
         self.begin_closing()
         for worker in self._workers.values():
             if not worker.left.done():
@@ -197,7 +197,9 @@ class SparkProvider:
             self._did_not_start(worker, error or self._timed_out(worker))
 
     async def _hold(self, worker: _Worker) -> None:
-        """Runs the Spark job of one worker. Raises SparkError if it failed, or could not serve."""
+        """Runs the Spark job of one worker. Raises SparkError if the job failed, or the worker
+        could not serve.
+        """
         session = await self._bridge.session()
         outcome, details = await self._bridge.job(
             partial(_hold_worker, session.sparkContext, self._make(worker.id))
@@ -257,7 +259,7 @@ def _hold_worker(context: Any, task: WorkerTask) -> tuple[str, str]:
 
 
 ALONE = LeaseOptions(lease_s=86_400.0, renew_s=3_600.0, stop_s=60.0)
-"""Options of a lease that never ends, for a JobManager without other candidates."""
+"""Options of a lease that practically never expires, for a JobManager without other candidates."""
 
 
 @dataclass(slots=True)

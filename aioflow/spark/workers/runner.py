@@ -5,9 +5,9 @@ state, timers and checkpoints.
     await flow.execute(on=on, checkpoints="s3://bucket/flows")
 
 Spark starts the workers and owns their machines: each worker is one long task in an executor
-(`provider`, `worker`). The JobManager in this program decides what they run, and what happens when
-one is lost (`EmbeddedJobManager`), as in any cluster. So the run ends with the program. A flow that
-must survive it needs a cluster of its own.
+(`provider`, `worker`). The JobManager in this program (`EmbeddedJobManager`) decides what the
+workers run, and what happens when one is lost, as in any cluster. So the run ends with the program.
+A flow that must outlive the program needs a cluster.
 
 A Spark session for workers needs settings: enough cores, no second attempts, and protected secrets.
 """
@@ -58,15 +58,17 @@ __all__ = [
 ]
 
 KEPT_FREE = 1
-"""Number of cores left for other jobs of a shared session, which would wait for ever behind
-tasks that do not end.
+"""Number of cores that are left free for other jobs of a shared session. Otherwise these would wait
+for ever, because the workers' tasks do not end.
 """
 
 _ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 
 
 def worker_config(settings: Mapping[str, str], workers: int) -> dict[str, str]:
-    """Returns the defaults of a session only for workers. `settings` are those that are set."""
+    """Returns the default settings of a session that only runs workers. `settings` are the settings
+    of the user.
+    """
     return {
         # A worker that ends is replaced by a new worker in a new process.
         "spark.task.maxFailures": "1",
@@ -152,11 +154,13 @@ def _cores_of(master: str, config: Mapping[str, str]) -> int | None:
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 60.0
-"""Time after which a job that lacks slots runs with fewer. More workers may come later."""
+"""Time in seconds after which a job that lacks slots runs with fewer. More workers may come
+later.
+"""
 
 WORKER_SILENCE_S = 10.0
-"""Maximum silence of a worker before it counts as lost. Its heartbeats come from a thread, also
-while a function blocks its loop.
+"""Maximum time without a heartbeat of a worker before it counts as lost, in seconds. A thread sends
+the heartbeats, even while a function blocks the worker's loop.
 """
 
 
@@ -165,12 +169,13 @@ class SparkWorkers:
     """An option for `on=`: the flow runs in `workers` tasks of the Spark at `master`, each with
     `slots` slots.
 
-    Without `master`, that of the bridge, of spark-submit or of spark-defaults.conf holds, otherwise
-    "local[*]". `slots` None means as many as the flow needs. `config` are settings of the Spark
-    session that is started for the run. Alternatively, `bridge` is a session of the service, which
-    remains open after the run. With executors on other machines `config` contains the address of
-    this machine for them (`spark.driver.host`). `tls` are the files of a certificate, at the same
-    paths on all machines; `allow_plaintext` states that the network may be trusted.
+    Without `master`, the master of the bridge, of spark-submit or of spark-defaults.conf is used,
+    otherwise "local[*]". With `slots=None`, each worker has as many slots as the flow needs.
+    `config` are settings of the Spark session that is started for the run. Alternatively, `bridge`
+    is a session of the service, which remains open after the run. With executors on other machines
+    `config` contains the address of this machine for them (`spark.driver.host`). `tls` are the
+    files of a certificate, at the same paths on all machines; `allow_plaintext` states that the
+    network may be trusted.
     """
 
     master: str | None = None
@@ -280,7 +285,7 @@ class SparkWorkers:
 
 
 class SparkWorkersRun(RemoteRun):
-    """The run of one job, on a cluster only for this job. `owned` tells whether the run also closes
+    """The run of one job, on a cluster only for this job. `owned` is whether the run also closes
     the bridge.
     """
 
@@ -418,7 +423,7 @@ class SparkWorkersRun(RemoteRun):
     def _ask_early(self, method: str, *_: object) -> None:
         """Handles a request before there is a JobMaster. Only a cancellation has an effect.
 
-        Every other request is repeated when there is a JobMaster.
+        Every other request is repeated once there is a JobMaster.
         """
         if method == "cancel" and not self._cancelled_early.done():
             self._cancelled_early.set_result(None)

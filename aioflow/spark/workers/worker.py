@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 __all__ = ["LACKS", "NEEDED", "RETRIED", "SERVED", "WorkerTask"]
 
 NEEDED = ("aiohttp", "cloudpickle", "msgpack", "msgspec")
-"""Libraries that aioflow needs on the executors. aioflow itself is shipped."""
+"""Libraries that must be installed on the executors. aioflow itself is shipped with the job."""
 
 SERVED, RETRIED, LACKS = "served", "retried", "lacks"
-"""Possible ends of a worker's Spark job."""
+"""The ways in which a worker's Spark job can end."""
 
 SILENCE_S = 6.0
-"""A driver that was silent for this long is dead or cut off.
+"""Silence of the driver, in seconds, after which it counts as dead or cut off.
 
 The driver answers from a thread of its own, even while the loop of the program is blocked.
 """
 
 CHECK_S = 0.5
 GRACE_S = 2.0
-"""Maximum time for a worker without a driver to end by itself. A function that blocks would keep
-it for ever.
+"""Maximum time for a worker without a driver to end by itself, in seconds. After that its process
+is killed, since a function that blocks would keep it alive for ever.
 """
 
 LOST_DRIVER = 3
@@ -139,7 +139,8 @@ class WorkerTask:
 
 
 def _reached_from(host: str, port: int) -> str:
-    """Returns the address of this machine on the way to the driver, where other workers connect.
+    """Returns the address of this machine from which it reaches the driver. Other workers connect
+    to it.
 
     Nothing is sent.
     """
