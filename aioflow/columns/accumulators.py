@@ -1,24 +1,24 @@
 """Holds the accumulators of many keys in arrays, as a write-back cache for a table of keyed state.
 
-The arrays have one place for each key, at the code that a `KeyEncoder` gave the key. The state
-backend remains the owner of state: a `Cells` object caches one namespace of a table. Its content is
-written to the table in the form that rows use there. This happens before a snapshot, a query, or an
-operation on rows touches that namespace. A key that the table holds already is read from it when it
+The arrays have one element for each key, at the index that a `KeyEncoder` gave the key (its code).
+The state backend remains the owner of state: a `Cells` object caches one namespace of a table. The
+cache is written to the table in the form that rows use. This happens before a snapshot, a query, or
+an operation on rows reads that namespace. A key that the table holds already is loaded when it
 first occurs. So a savepoint does not depend on how a result was computed.
 
 Records are added in their order (`np.add.at` adds one by one), so sums of floats equal those of
-rows bit by bit. Some values cannot be held in arrays this way: ints beyond 64 bits, alternating
-ints and floats, zeros of both signs under min and max. They are left to rows: `NotOnColumns` is
-raised before anything was changed.
+rows bit by bit. Arrays cannot hold some values exactly: ints beyond 64 bits, alternating ints and
+floats, zeros of both signs under min and max. Rows compute these: `NotOnColumns` is raised before
+any change.
 
 `RunningColumns` computes running aggregates: a result for each record. The accumulators of an
 operator are kept in one `Cells` object.
 
 `SliceColumns` computes window aggregates, with one `Cells` object for each slice of event time.
 `settle` writes unwritten content into the table. Call `release` before rows are added to a slice.
-Both, and the results of a window, are iterators, so that the event loop can run between steps.
-Between two steps a query may read the state, and `settle` is called before; no records may be
-added.
+Both, and `results` of a window, return iterators, so that the event loop can run between steps.
+Between two steps a query may read the state, which calls `settle` first. No records may be added
+then.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from aioflow.core.functions import WindowResult
 __all__ = ["KEYS_MAX", "WRITTEN_MAX", "Cells", "Merged", "RunningColumns", "SliceColumns"]
 
 WRITTEN_MAX = 16_384
-"""Number of keys that are written at a time, which takes some 10 ms."""
+"""Number of keys that one step writes, which takes about 10 ms."""
 
 _LIMIT = 2**63
 
@@ -58,7 +58,7 @@ class Cells:
     """The accumulators of all keys in one namespace of a state table, such as one slice of event
     time, held in arrays.
 
-    `complete` tells whether the arrays contain every key that the table has in this namespace.
+    `complete` is whether the arrays contain every key that the table has in this namespace.
     """
 
     def __init__(self, plan: Plan, *, complete: bool) -> None:
@@ -99,7 +99,7 @@ class Cells:
         entries: list[Any],
         held: Mapping[Any, Any] | None,
     ) -> Column:
-        """Adds records one after the other, and returns the aggregate's result after each.
+        """Adds records one after the other, and returns the aggregate's result after each record.
 
         Raises NotOnColumns before any change.
         """
@@ -302,24 +302,26 @@ _ABSENT: Any = object()
 
 
 def _joined(arrived: list[np.ndarray], written: int) -> tuple[list[np.ndarray], int]:
-    """Returns at most two arrays: the first `written` arrays concatenated, and the others
-    concatenated. Also returns how many of these two are written.
+    """Concatenates the first `written` arrays, and the other arrays. Returns the non-empty ones of
+    these two arrays, and how many of them hold written codes (0 or 1).
     """
     pieces = [piece for piece in (arrived[:written], arrived[written:]) if piece]
     return [np.concatenate(piece) for piece in pieces], min(written, 1)
 
 
 KEYS_MAX = 1_000_000
-"""Number of keys at which the cells are emptied: the table may be on disk, larger than memory."""
+"""Number of keys above which the cells are written and emptied, because the table may be on disk
+and larger than memory.
+"""
 
 
 class RunningColumns:
-    """The running aggregate of one operator. The changes are not in the state table until they are
-    written.
+    """The running aggregate of one operator. `settle` and `release` write its changes to the state
+    table.
 
     `table_of` returns the table for writing given keys, and `peek` returns the table for reading.
-    `is_one_spelling` checks that equal keys have the same type. The memory is emptied when it has
-    more than `keys_max` keys.
+    `is_one_spelling` checks that equal keys have the same type. If more than `keys_max` keys are in
+    memory, all are written and dropped.
     """
 
     def __init__(
@@ -384,8 +386,8 @@ class RunningColumns:
 
 
 KEYS_MIN = 100_000
-"""Minimum number of codes before all codes are discarded. There must also be four times as many as
-keys in a slice.
+"""Minimum number of codes before all codes are discarded. The codes must also be more than four
+times as many as the keys in any slice.
 """
 
 SLICE_KEYS = 64
@@ -410,8 +412,8 @@ class SliceColumns:
         self._encoder = KeyEncoder()
         self._cells: dict[int, Cells] = {}
         self._count_before = 0
-        """Number of keys of the slice that was dropped last: the next one, still small, will have
-        about as many.
+        """Number of keys of the slice that was dropped last. It estimates the size of the next
+        slice, which is still growing.
         """
 
     @property
@@ -510,8 +512,8 @@ class SliceColumns:
         """Returns an iterator over the results of the window from `begin` to `end`, which consists
         of the slices at `starts`.
 
-        Returns None if the table has content of these slices that is not held here. No records may
-        be added until the iterator has ended.
+        Returns None if the table has keys of these slices that are not held here, or if the slices
+        cannot be merged on columns. No records may be added until the iterator has ended.
         """
         cells = [one for one in map(self._cells.get, starts) if one is not None and one.complete]
         if len(cells) < len(starts):

@@ -1,14 +1,14 @@
 """Converts Arrow arrays to columns, and columns to Arrow arrays.
 
 The values of a column equal those of `to_pylist`, with one exception. A timestamp or duration in
-nanoseconds becomes a `datetime` or `timedelta`, which end at microseconds. Integers and floats of
-every width become Python's int and float, as with `to_pylist`.
+nanoseconds becomes a `datetime` or `timedelta`, with a resolution of microseconds. Integers and
+floats of every width become Python's int and float, as with `to_pylist`.
 
 `ArrowPages` converts the Arrow pages of one reader to batches whose text columns share one list of
-entries. Arrow itself looks up known texts, so they never become Python values again. So `read`,
-which may be called in a thread, does nearly all of the work. The lists of entries grow in `settle`,
-in the thread that emits the batches, because batches of earlier pages still share the lists. A page
-must be settled before the next one is read.
+entries. Arrow itself looks up the known texts, so only new texts become Python values. So `read`,
+which may be called in a thread, does nearly all of the work. `settle`, which runs in the thread
+that emits the batches, extends the lists of entries, because batches of earlier pages still share
+them. A page must be settled before the next one is read.
 """
 
 from __future__ import annotations
@@ -192,7 +192,9 @@ more than it saves.
 """
 
 RECORDS_PER_KNOWN = 2
-"""Minimum number of records of a page per known text. With fewer, the page is read without them."""
+"""Minimum number of records of a page per known text. With fewer, the page is read without the
+known texts.
+"""
 
 
 class _Found(CodedColumn):
@@ -208,8 +210,8 @@ class _Found(CodedColumn):
 
 
 class _Texts:
-    """All different texts that were read so far from one column. Later pages use these Python texts
-    instead of new ones.
+    """All distinct texts that were read so far from one column. Later pages use these Python texts
+    instead of making equal ones.
     """
 
     def __init__(self) -> None:

@@ -28,15 +28,15 @@ __all__ = [
 
 _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
 _CODED = frozenset((str, bytes))
-"""Types whose equal values cannot be told apart, so that one entry stands for all of them."""
+"""Types whose equal values are indistinguishable, so that one entry can stand for all of them."""
 
 _NONE = type(None)
 
 
 def column_of(items: list[Any]) -> Column:
-    """Returns a column of `items`, which keep their value and type.
+    """Returns a column of `items`. Each item keeps its value and type.
 
-    Values of mixed types, and ints beyond 64 bits, make it a column of objects.
+    The column is one of objects if the types are mixed, or if an int exceeds 64 bits.
     """
     kinds = set(map(type, items))
     nullable = _NONE in kinds
@@ -142,7 +142,7 @@ def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
 def concat(columns: Sequence[Column]) -> Column:
     """Returns one column with the values of one or more columns, in order.
 
-    Columns without a common form become a column of objects.
+    The result is a column of objects if the columns have no common form.
     """
     if len(columns) == 1:
         return columns[0]
@@ -172,7 +172,9 @@ def concat(columns: Sequence[Column]) -> Column:
 
 
 def _concat_coded(columns: Sequence[CodedColumn]) -> CodedColumn:
-    """Concatenates coded columns. A list of entries that several columns share is taken once."""
+    """Concatenates coded columns. A list of entries that several columns share is used only
+    once.
+    """
     if all(column.entries is columns[0].entries for column in columns):
         return CodedColumn(np.concatenate([column.codes for column in columns]), columns[0].entries)
     entries: list[Any] = []
@@ -195,8 +197,8 @@ def _is_nothing(column: Column) -> bool:
 
 
 ENTRIES_MAX = 65_536
-"""Number of entries after which a new list begins. Words recur, but names of requests do not, and
-each column keeps a list.
+"""Number of entries after which a new list begins. This bounds the memory of a column whose texts
+rarely recur, such as ids of requests.
 """
 
 
@@ -233,8 +235,8 @@ class GrowingEntries(dict[Any, int]):
         return CodedColumn(np.fromiter(map(self.__getitem__, texts), np.int32, count), self.entries)
 
     def recoded(self, column: CodedColumn) -> CodedColumn:
-        """Returns the column with codes into these entries. Each entry of `column` is looked up
-        once.
+        """Returns `column` with codes into this list of entries. Each entry of `column` is looked
+        up once.
         """
         places = self.column(column.entries, len(column.entries))
         if not len(places):

@@ -3,16 +3,16 @@
 numpy computes the cases in which it does the same as Python: arithmetic and comparisons of 64-bit
 ints and floats, parts of times, and Kleene's logic. An operation on text runs once for each
 distinct value, with the function that rows use. All other cases run value by value, again with the
-function of rows. These are an int that would leave 64 bits, `**`, an int beyond 2**53 beside a
-float, and values of mixed types. So an expression has one meaning, and slow cases are still right.
+function that rows use. These are an int that would exceed 64 bits, `**`, an int beyond 2**53
+together with a float, and values of mixed types. So an expression always has the same meaning, if
+not the same speed.
 
 If any value of a batch causes an error, `NotOnColumns` is raised. The caller then computes the
-batch as rows, which find the record and raise the proper error.
+batch as rows, which raise the error of the record that caused it.
 `tests/expressions/expression_cases.py` tests both with one table.
 
 The stateless steps on batches of columns are here too: `filter`, `map`, `select`, and the
-assignment of event time. Their timestamps and watermarks equal those of the generators and valves
-that process rows.
+assignment of event time. Timestamps and watermarks are the same as on rows.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ the channels alternate.
 
 
 class NotOnColumns(Exception):
-    """Tells the caller to compute this batch as rows. The message gives the reason."""
+    """Raised if a batch must be computed as rows. The message gives the reason."""
 
 
 class ColumnExpression:
     """Computes an expression on batches of columns.
 
     The object caches compiled functions, and results for the entries of dictionary columns. So each
-    operator has an object of its own.
+    operator needs an object of its own.
     """
 
     def __init__(self, expression: ex.Expr[Any]) -> None:
@@ -137,7 +137,7 @@ class ColumnExpression:
     def _logic(self, e: ex.Binary[Any], batch: ColumnBatch) -> Column:
         """Computes Kleene's `&` and `|`.
 
-        Where the left side decides, an error of the right side is ignored.
+        An error of the right side is ignored in rows where the left side decides the result.
         """
         n = len(batch)
         decisive = e._operator == "|"
@@ -320,8 +320,8 @@ def _is_null(found: Column) -> NumberColumn:
 
 
 def _over_positions(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> ex.Expr[Any]:
-    """Returns an expression for the operation `e` over rows that are tuples: each varying operand
-    is read from the tuple, by its position.
+    """Returns the operation `e` as an expression over tuples: each operand that is a column is read
+    from the tuple, by its position.
     """
     numbers = iter(range(len(operands)))
     children = [
@@ -388,7 +388,8 @@ def bounded(times: NumberColumn, highest: int, lag: int) -> tuple[NumberColumn |
     """Returns the watermark before each record, and the highest timestamp after the last one.
 
     The watermark is always `lag` behind the highest timestamp so far, which is `highest` before the
-    batch. The watermarks are None if only the last record may change the highest timestamp.
+    batch. Returns None for the watermarks if no record before the last one raises the highest
+    timestamp.
     """
     running = np.maximum.accumulate(times.values)
     np.maximum(running, highest, out=running)
@@ -407,7 +408,7 @@ def raised(watermarks: NumberColumn, least: int) -> NumberColumn:
 
 
 def clamped(watermarks: NumberColumn, low: int, high: int) -> NumberColumn | None:
-    """Returns the watermarks limited to [low, high], None if all of them become `low`."""
+    """Returns the watermarks limited to [low, high], None if all of them would be `low`."""
     if high <= low or int(watermarks.values[-1]) <= low:
         return None
     return NumberColumn(np.clip(watermarks.values, low, high))
@@ -434,7 +435,7 @@ class ColumnSteps:
         ]
 
     def __call__(self, batch: RecordBatch) -> RecordBatch:
-        """Returns the batch after all steps, with its timestamps and watermarks but without keys.
+        """Returns the batch after all steps, with timestamps and watermarks but without keys.
 
         Raises NotOnColumns before any change.
         """

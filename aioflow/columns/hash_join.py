@@ -2,16 +2,17 @@
 computes the pairs with equal keys.
 
 Records since the last `settle` are pending in memory. `settle` writes them to a table of keyed
-state: sorted by key group, and one chunk of bytes for each group. The key of a chunk is an int that
-belongs to its records' key group, made from the number of its first record. So splitting state by
-key group splits chunks exactly where rows would be split. That holds for a restore with another
-parallelism and for the files of a backend. An incremental checkpoint writes only the new chunks.
+state, as one chunk of bytes for each key group. The key of a chunk is an int, made from the number
+of the first record in the chunk. Its own key group is that of the records in the chunk. So
+splitting state by key group splits chunks exactly where rows would be split. That holds for a
+restore with another parallelism and for the files of a backend. An incremental checkpoint writes
+only the new chunks.
 
-Long operations are iterators, so that the event loop can run between their steps. A read visits the
+Long operations are iterators, so that the event loop can run between their steps. A read covers the
 table and the pending records. While a `gather` is unfinished, no records may be added or settled.
-So a query from another program does not call `settle`; it returns only the records in the table.
-Between two steps of a `settle` each slice is either completely pending or completely settled. Codes
-of keys are discarded only when nothing is pending.
+So an external state query does not call `settle`; it returns only the records in the table. Between
+two steps of a `settle` each slice is either completely pending or completely settled. Codes of keys
+are discarded only when nothing is pending.
 
 The namespace of the table is (side, start of the slice, size, slide and offset of the windows). A
 value is a batch with the columns key, arrival and value, encoded by `core.wire.columns`.
@@ -20,9 +21,9 @@ Pairs are in the order in which their keys first arrived on either side. Within 
 record is paired with all right records before the next left record; each side is in order of
 arrival. A join of rows gives the same order.
 
-The key group of a chunk's key is the CRC-32 of its canonical bytes, the last four of which are its
-lowest 32 bits. Four bytes can lead a CRC from any value to any other. They are found by computing
-the CRC backwards, without any search.
+The key group of an int follows from the CRC-32 of its canonical bytes. The last four of these bytes
+are the lowest 32 bits of the int. Four bytes can take a CRC from any value to any other value. So
+these 32 bits are chosen to get the wanted key group, by computing the CRC backwards.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ _LATEST = 2**63 - 1
 class Held:
     """Records of one side of a join, as columns.
 
-    Each record has the code of its key, its number in the order of arrival of both sides, and its
-    value.
+    Each record has the code of its key, its number in the common order of arrival of both sides,
+    and its value.
     """
 
     codes: np.ndarray
@@ -114,8 +115,8 @@ def blocks(
 
     `left` and `right` are the parts of each side. Yields the records of both sides for each block
     of keys, and None between two steps. Blocks are in the order in which their keys first arrived
-    on either side. A large window leaves out keys of one side only. A key with very many records is
-    a block of its own.
+    on either side. In a large window, keys that occur on only one side are left out. A key with
+    very many records is a block of its own.
     """
     parts, sides = [*left, *right], (left, right)
     if sum(map(len, parts)) <= 2 * BLOCK_RECORDS:
@@ -174,9 +175,9 @@ class Fired:
 class Pairing:
     """All pairs of records from `left` and `right` with equal keys, except those of `fired`.
 
-    Any range of the pairs can be made separately, because a frequent key may have millions. The
-    caller makes the `Runs` of each side in a separate step, because sorting millions of records
-    takes long.
+    Any range of the pairs can be made separately, because a frequent key may have millions of
+    pairs. The caller makes the `Runs` of each side in a separate step, because sorting millions of
+    records takes long.
     """
 
     def __init__(self, left: Runs, right: Runs, fired: Fired | None = None) -> None:
@@ -254,8 +255,8 @@ class Pairing:
 class Runs:
     """The records of one side, sorted by key and then by arrival.
 
-    A run is all records with one key. For each run there are the key, the start and count in the
-    sorted order, and the arrival of the first record.
+    A run is all records with one key. For each run there are the code of its key, its start and
+    length in the sorted order, and the arrival number of its first record.
     """
 
     __slots__ = ("counts", "first", "keys", "order", "starts", "values")
@@ -303,10 +304,11 @@ def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sorted(numbers: np.ndarray) -> np.ndarray:
-    """Returns the sorted `numbers`. Each is shifted left by 32 bits, and its original index is in
-    the lower bits.
+    """Returns `numbers` sorted. Each number is shifted left by 32 bits, and has its original index
+    in the lower bits.
 
-    The numbers are below `_SORTED_MAX`. numpy sorts numbers faster than it computes their order.
+    The numbers are below `_SORTED_MAX`. numpy sorts faster than it computes the sorted order
+    (argsort).
     """
     both = (numbers << _PLACE_BITS) | np.arange(len(numbers))
     both.sort()
@@ -318,9 +320,7 @@ _ONES = (1 << _BITS) - 1
 
 
 def int_in_group(number: int, group: int) -> int:
-    """Returns an int, at least 1, whose key group is `group`. Each `number` gives a different
-    int.
-    """
+    """Returns a positive int whose key group is `group`. Different numbers give different ints."""
     head = canonical_key(number << _BITS)[:-4]
     register = crc32(head) ^ _ONES
     return number << _BITS | int.from_bytes(
@@ -330,7 +330,7 @@ def int_in_group(number: int, group: int) -> int:
 
 @cache
 def _four_bytes_before(checksum: int) -> int:
-    """Returns the CRC register that four zero bytes turn into `checksum`."""
+    """Returns the value of the CRC register from which four zero bytes lead to `checksum`."""
     register = checksum ^ _ONES
     for _ in range(4):
         index = _BY_TOP[register >> 24]
@@ -343,23 +343,24 @@ _BY_TOP = {entry >> 24: index for index, entry in enumerate(_TABLE)}
 
 
 PENDING_MAX = 32_768
-"""Pending records are settled when there are this many, so that a checkpoint has little to write.
-"""
+"""Number of pending records at which they are settled, so that a checkpoint has little to write."""
 
 KEYS_MIN = 100_000
-"""Minimum number of codes before all codes are discarded. There must also be twice as many as when
-the first slices were dropped after the last time.
+"""Minimum number of codes before all codes are discarded. The codes must also have doubled since
+the first slices were dropped after the last discard.
 """
 
 CHUNKS_MAX = 64
-"""Maximum number of chunks that one step reads, or fewer with `READ_MAX` records: a chunk of a hot
-key has thousands.
+"""Maximum number of chunks that one step reads. A step also ends at `READ_MAX` records, because a
+chunk of a hot key has thousands.
 """
 
 READ_MAX = 131_072
 
 CHUNKS_WRITTEN_MAX = 512
-"""Number of chunks that one step writes, 20 us each. 1,800 slices have tens of thousands."""
+"""Number of chunks that one step writes, at 20 us each. A join with 1,800 slices has tens of
+thousands of chunks.
+"""
 
 ROWS_MAX = 4_096
 """Number of records that one step converts to rows."""
@@ -368,8 +369,8 @@ Namespace = tuple[int, int, int, int, int]
 """Side, start of the slice, size, slide and offset of its windows."""
 
 Row = tuple[int, int, int, Any, Any, int]
-"""Number in the order of arrival, side, start of the slice, key, value, and the end up to which its
-windows are computed by rows.
+"""Number in the order of arrival, side, start of the slice, key, value, and the end up to which
+rows compute the record's windows.
 """
 
 
@@ -414,7 +415,9 @@ class JoinSides:
         self._pending: dict[tuple[int, int], list[Held]] = {}
         self._pending_count = 0
         self._read: dict[tuple[int, int], list[Held]] = {}
-        """Settled records by (side, start of slice), for the next window with them."""
+        """Settled records that were read, by (side, start of slice), for the next window that
+        contains the slice.
+        """
         found = {namespace[:2] for namespace in table.namespaces() if namespace[2:] == windows}
         self.starts: list[int] = sorted({start for _, start in found})
         self._starts_of: tuple[list[int], ...] = tuple(
@@ -424,7 +427,7 @@ class JoinSides:
     # Adding records.
 
     def encode(self, keys: Any) -> np.ndarray | None:
-        """Returns the codes of `keys`. Returns None if they are neither ints nor texts, and must be
+        """Returns the codes of `keys`, or None if the keys are neither ints nor texts and must be
         processed as rows.
         """
         if len(self._encoder) > self._keys_max and not self._pending:

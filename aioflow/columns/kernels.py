@@ -64,8 +64,8 @@ class LeafSpec:
 class Inputs:
     """The input of one basic aggregate from a batch.
 
-    `values` is None for a count. `chosen` is the mask of the records that are included, None for
-    all.
+    `values` is None for a count. `chosen` is the mask of the records that are included, None if all
+    are.
     """
 
     values: np.ndarray | None
@@ -150,19 +150,19 @@ class Groups:
         """Number of records of each group."""
 
     def counted(self, before: np.ndarray) -> np.ndarray:
-        """Returns for each record how many records its group has so far, including this one.
+        """Returns for each record the number of records in its group so far, including this record.
 
-        The count of a group continues from its number in `before`.
+        The count of a group starts from its number in `before`.
         """
         counts = np.repeat(before + 1 - self._first, self.lengths)
         counts += np.arange(len(counts))
         return self._as_they_came(counts)
 
     def sums(self, values: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """Returns for each record the sum of its group so far, including this one. `values` are
-        ints.
+        """Returns for each record the sum of the `values` (ints) in its group so far, including
+        this record.
 
-        The sum of a group continues from its number in `before`.
+        The sum of a group starts from its number in `before`.
         """
         ordered = values[self._order]
         sums = np.cumsum(ordered)
@@ -180,7 +180,7 @@ class Groups:
 
 
 Tally = tuple[np.ndarray, np.ndarray]
-"""The codes that occur, each once, and the number of records of each."""
+"""The distinct codes of a batch, and the number of records of each code."""
 
 
 def tally_of(codes: np.ndarray, size: int) -> Tally | None:
@@ -198,8 +198,8 @@ def tally_of(codes: np.ndarray, size: int) -> Tally | None:
 class Leaf:
     """The arrays of one basic aggregate, such as a sum, for all keys.
 
-    The index is the code of the key. One array holds the total or the best value, the other holds
-    the number of values, or whether there is one.
+    The index is the code of the key. One array holds the sum, the minimum or the maximum. The other
+    holds the number of values, or whether there is a value.
     """
 
     __slots__ = ("bound", "counts", "kind", "values")
@@ -209,7 +209,7 @@ class Leaf:
         self.values: np.ndarray | None = None  # The array gets the dtype of the first values.
         self.counts = np.zeros(0, np.int64)
         self.bound = 0
-        """Upper bound of the totals of ints."""
+        """Upper bound of the magnitude of the sums of ints."""
 
     def admit(self, given: Inputs, count: int) -> None:
         """Raises NotOnColumns if the values of a batch cannot be added exactly."""
@@ -300,8 +300,8 @@ class Leaf:
             (np.fmin if self.kind is LeafKind.MIN else np.maximum).at(self.values, codes, values)
 
     def running(self, groups: Groups, given: Inputs) -> Column:
-        """Returns the aggregate's result after each record of `groups`. The arrays stay
-        unchanged.
+        """Returns the aggregate's result after each record of `groups`. Does not modify the
+        accumulator arrays.
         """
         codes, chosen = groups.codes, given.chosen
         before = self.counts.take(codes)
@@ -379,7 +379,7 @@ class Leaf:
         return copy
 
     def merge(self, other: Leaf) -> None:
-        """Adds the accumulators of a later slice for the same codes.
+        """Merges the accumulators of a later slice into the ones with the same codes.
 
         The result is the same as if the accumulators of rows were merged one by one.
         """

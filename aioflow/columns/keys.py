@@ -1,8 +1,7 @@
-"""Gives each distinct key a small int, its code, and finds the subtask that owns each key.
-
-Both are computed once for a distinct key. Keys that are equal in Python have the same code, as they
-would be one key of a dict. Key groups come from the same `SubtaskCache` that rows use, so columns
-and rows send a record to the same subtask.
+"""Gives each distinct key a small int, its code, and finds the subtask that owns each key. Both are
+computed only once for each distinct key. Keys that are equal in Python have the same code, as they
+would be the same key of a dict. Key groups come from the same `SubtaskCache` that rows use, so
+columns and rows send a record to the same subtask.
 """
 
 from __future__ import annotations
@@ -38,11 +37,13 @@ the channels alternate.
 _TEXT = frozenset((str, bytes))
 _PARTS = frozenset((int, str, bytes, NoneType))
 _NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
-"""Stands for a list of entries that is not known."""
+"""Default for a list of entries that is not known yet."""
 
 
 def _is_plain(key: Any) -> bool:
-    """Whether `key` is a text, or a tuple whose parts have one spelling each."""
+    """Whether `key` is a text, or a tuple of ints, texts and None: equal keys then have the same
+    type.
+    """
     kind = type(key)
     return kind in _TEXT or (kind is tuple and _PARTS.issuperset(map(type, key)))
 
@@ -62,8 +63,8 @@ class KeyEncoder:
         self._table = np.empty(0, np.int64)  # Code of the int `_low + i`, -1: none yet.
         self._low = 0
         self._known: dict[int, tuple[list[Any], np.ndarray]] = {}
-        """Lists of entries by their identity, with the code of each entry. An entry that no record
-        has used yet has -1.
+        """Lists of entries by their identity, with the code of each entry. An entry has -1 until a
+        record uses it.
         """
 
     def __len__(self) -> int:
@@ -135,8 +136,8 @@ class KeyEncoder:
 
         Batches cut from one batch share the list of entries, which may have grown at its end. Only
         those entries that records use are looked up. A lookup of a million entries would block the
-        loop. It would also put the whole list into an encoder that started over because it had too
-        many keys.
+        loop. It would also put the whole list into an encoder that was just emptied because it had
+        too many keys.
         """
         entries = keys.entries
         known = self._known.get(id(entries), _NONE)[1]
@@ -212,17 +213,19 @@ def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
 
 
 class CompositeKeys:
-    """Computes keys of several parts as one coded column, whose entries are tuples.
+    """Computes keys that are tuples of several expressions (the parts), as a coded column.
 
-    The code of a key comes from the codes of its parts, where None is 0. So the tuple is made once
-    for each distinct key.
+    The code of a key is computed from the codes of its parts, where None is 0. So the tuple is made
+    only once for each distinct key.
     """
 
     def __init__(self, expression: Composite[Any]) -> None:
         self._parts = [ColumnExpression(part) for part in expression._parts]
         self._encoders = [KeyEncoder() for _ in self._parts]
         self._pairs = [KeyEncoder() for _ in self._parts]
-        """Encoders of all parts before a part, joined with it. The first is not used."""
+        """Encoders of pairs, one for each part: the code of all earlier parts, and the code of the
+        part. The first encoder is used only for keys of a single part.
+        """
         self._entries = GrowingList()
 
     def __call__(self, batch: ColumnBatch) -> CodedColumn:
@@ -297,14 +300,16 @@ class KeyRouter:
         self._encoder = KeyEncoder()
         self._subtasks = np.empty(0, self._dtype)
         self._of_entries: tuple[list[Any] | None, np.ndarray] = (None, self._subtasks)
-        """A list of entries, usually the list of the previous batch, and the subtask of each entry.
+        """The last list of entries, and the subtask of each of its entries. The next batch usually
+        shares the list.
         """
         self._cache = SubtaskCache(self._consumers, self._max_parallelism)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
         """Returns pairs of a consumer and the records whose keys it owns, with those keys.
 
-        Raises NotOnColumns for invalid keys: the same records as rows raise the error for the user.
+        Raises NotOnColumns for invalid keys. The same records processed as rows then raise the
+        error for the user.
         """
         values: Any = batch.values
         if not isinstance(values, ColumnBatch):
@@ -355,7 +360,7 @@ class KeyRouter:
         return parts
 
     def _route(self, keys: Column) -> np.ndarray:
-        """Returns the subtask of each key. The result has no meaning for a single subtask."""
+        """Returns the subtask of each key. With a single consumer the result must not be used."""
         coded = isinstance(keys, CodedColumn) and int(keys.codes.min(initial=0)) >= 0
         plain = (
             isinstance(keys, NumberColumn)

@@ -1,10 +1,11 @@
 """Computes operations of expressions on arrays of numbers.
 
-Each function returns None where numpy would not do exactly what Python does with each value. These
-cases are:
+Each function returns None if numpy's result could differ from Python's for some value. These cases
+are:
 
-* An int would leave 64 bits.
-* An int beyond 2**53 meets a float in a comparison, or another int in `/` (Python is exact there).
+* An int would exceed 64 bits.
+* An int beyond 2**53 is compared with a float, or divided by an int with `/` (Python is exact
+  there).
 * `//` and `%` of infinities and NaN.
 * `**`, rounding to decimals, and a cast that could fail.
 
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 _EXACT = 2**53
-"""Largest magnitude up to which every int is exact as a float."""
+"""Every int up to this magnitude is exact as a float."""
 
 _LIMIT = 2**63
 _DAY_MS = 86_400_000
@@ -160,8 +161,8 @@ def combine(name: str, a: Number, b: Number) -> NumberColumn | None:
 def remainder(x: np.ndarray, n: int) -> np.ndarray:
     """Returns `x % n` of ints, for one `n` above 0.
 
-    This takes a tenth of the time of numpy's `%`, which divides value by value. Overflows cancel
-    out.
+    This takes a tenth of the time of numpy's `%`, which divides value by value. Overflows in the
+    computation cancel out.
     """
     if n & (n - 1) == 0:
         return x & (n - 1)
@@ -196,7 +197,8 @@ def negate(name: str, a: Number) -> NumberColumn | None:
 def round_number(a: Number, digits: int) -> NumberColumn | None:
     """Rounds to `digits` decimals, half to even.
 
-    Floats are rounded only to whole numbers: for decimals numpy scales first, and Python does not.
+    Returns None for floats and `digits` other than 0: numpy scales such numbers first, and Python
+    does not.
     """
     if a.kind == "f":
         return NumberColumn(np.rint(a.values), a.valid) if digits == 0 else None

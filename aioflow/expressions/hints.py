@@ -1,4 +1,4 @@
-"""Messages about the wrong use of an expression, with the correct spelling.
+"""Messages about the wrong use of an expression. They show the correct way to write it.
 
 The nodes raise them. The functions here get plain text, so that they need not import the nodes.
 """
@@ -46,11 +46,13 @@ ELSEWHERE = {
     "isna": "is_null()",
     "startswith": "str.starts_with(text)",
 }
-"""Names of methods of texts and of other libraries -> the spelling here."""
+"""Names of methods of str and of other libraries -> how aioflow's expressions write them."""
 
 
 def no_truth() -> str:
-    """Returns why an expression has no truth value, and the correct spelling of a condition."""
+    """Returns the message that an expression has no truth value, with the correct way to write a
+    condition.
+    """
     return (
         "an expression has no truth value: use & | ~ instead of and, or, not, is_in instead of "
         "`in`, when(...) instead of `if`"
@@ -117,8 +119,8 @@ def no_operation(prefix: str, name: str, known: Sequence[str]) -> str:
 
 
 def no_value(whole: str, shown: str, asked: str, method: str) -> str:
-    """Returns why an expression has no plain value, as `asked`, and the method that converts each
-    value.
+    """Returns the message that an expression has no plain value for `asked`, such as `int()`, with
+    the method that converts the value of each element.
     """
     return (
         f"{asked} of {whole}: an expression stands for a value of each element, not known here; "
@@ -127,8 +129,8 @@ def no_value(whole: str, shown: str, asked: str, method: str) -> str:
 
 
 def no_values(shown: str, others: Sequence[str]) -> str:
-    """Returns the message that expressions cannot be the values of `is_in`, and how they are
-    compared instead.
+    """Returns the message that expressions cannot be the values of `is_in`, with the way to compare
+    fields instead.
     """
     ways = " | ".join(f"({shown} == {other})" for other in others) or f"({shown} == col.other)"
     return (

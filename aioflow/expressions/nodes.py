@@ -1,8 +1,8 @@
 """Expressions: a computation on one element written as data, `col.price * 1.08 > 10`.
 
 An expression is a tree of frozen nodes. It does nothing by itself: `expressions.rows` compiles the
-tree to one Python function, and columns and Spark read the same tree. What each operation means is
-fixed here and in `expressions.values`, and held to by the table in
+tree to one Python function, and columns and Spark read the same tree. The meaning of each operation
+is defined here and in `expressions.values`, and tested by the table in
 `tests/expressions/expression_cases.py`:
 
 * any operation on None gives None, except `is_null`, `fill_null`, `when` (None is not true) and the
@@ -12,8 +12,8 @@ fixed here and in `expressions.values`, and held to by the table in
 * `== != < <= > >= & | ~` build expressions. So nodes are compared by `same_as`, hashed by identity,
   and have no truth value.
 
-What nodes hold is underscored: every other attribute is an operation, or an error that says how a
-nested field is read.
+The names of a node's own fields begin with an underscore. Any other attribute is an operation, or
+raises an error that says how to read a nested field.
 
 `repr` of an expression is the source that builds it.
 """
@@ -194,7 +194,9 @@ class Expr(Generic[T]):
         return Unary("~", self)
 
     def is_in(self, values: Iterable[Any]) -> Expr[Any]:
-        """Whether the value equals one of `values`. None and NaN in `values` equal nothing."""
+        """Whether the value equals one of `values`. None and NaN in `values` are equal to no
+        value.
+        """
         if isinstance(values, (str, bytes, Expr)):
             raise TypeError(
                 f"is_in expects a list, tuple or set of plain values, not {type(values).__name__}"
@@ -225,7 +227,9 @@ class Expr(Generic[T]):
         return Cast(self, to, strict)
 
     def round(self, digits: int = 0) -> Expr[Any]:
-        """Rounds half to even, to `digits` decimals. The type stays: a float stays a float."""
+        """Rounds half to even, to `digits` decimals. The result has the same type: a rounded float
+        is a float.
+        """
         return Round(self, digits)
 
     def abs(self) -> Expr[Any]:
@@ -440,7 +444,7 @@ class FillNull(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class IsIn(Expr[T]):
-    """An expression that tells whether `_operand` equals one of `_values` (plain values)."""
+    """An expression that is True if `_operand` equals one of `_values` (plain values)."""
 
     _operand: Expr[Any]
     _values: tuple[Any, ...]
@@ -523,7 +527,7 @@ class Case(Expr[T]):
     """An expression with the value of the first branch (condition, value) whose condition is true,
     else of `_default`.
 
-    Only that value is computed.
+    The values of the other branches are not computed.
     """
 
     _branches: tuple[tuple[Expr[Any], Expr[Any]], ...]
@@ -554,7 +558,7 @@ class Then(Case[T]):
         return When(as_expression(condition), self._branches)
 
     def otherwise(self, value: Any) -> Expr[Any]:
-        """Completes the case with the value if no condition is true."""
+        """Completes the case with its value for elements of which no condition is true."""
         return Case(self._branches, as_expression(value))
 
     def _render(self) -> tuple[str, int]:
@@ -563,13 +567,13 @@ class Then(Case[T]):
 
 @dataclass(frozen=True, slots=True)
 class When(Part):
-    """A condition of a case whose value `then` has to give."""
+    """A condition of a case, whose value must follow with `then`."""
 
     _condition: Expr[Any]
     _branches: tuple[tuple[Expr[Any], Expr[Any]], ...] = ()
 
     def then(self, value: Any) -> Then[Any]:
-        """Completes the branch with its value (plain or an expression) if the condition is true."""
+        """Completes the branch with its value, which is plain or an expression."""
         return Then((*self._branches, (self._condition, as_expression(value))), Literal(None))
 
     def __repr__(self) -> str_:
@@ -619,7 +623,7 @@ class StrNamespace(_Namespace):
         return Call("str.len", self._operand)
 
     def contains(self, text: Any) -> Expr[Any]:
-        """Whether `text` occurs in the text. It is plain text, no pattern."""
+        """Whether `text` occurs in the text. `text` is plain text, not a pattern."""
         return Call("str.contains", self._operand, (as_expression(text),))
 
     def starts_with(self, text: Any) -> Expr[Any]:
@@ -629,7 +633,7 @@ class StrNamespace(_Namespace):
         return Call("str.ends_with", self._operand, (as_expression(text),))
 
     def slice(self, start: int, length: int | None = None) -> Expr[Any]:
-        """Returns `length` code points from `start`, or all that follow if None.
+        """Returns `length` code points from `start` on, or all of them if `length` is None.
 
         A negative `start` counts from the end.
         """
@@ -646,8 +650,8 @@ class StrNamespace(_Namespace):
         return Call("str.concat", self._operand, tuple(map(as_expression, others)))
 
     def split(self, separator: str | None = None) -> Expr[Any]:
-        """Splits the text at each `separator`, or at runs of white space if None. The result is a
-        list.
+        """Splits the text at each `separator`, or at runs of white space if `separator` is None.
+        The result is a list.
         """
         if separator == "":
             raise ValueError("str.split needs a separator that is not empty")
@@ -710,9 +714,9 @@ class DtNamespace(_Namespace):
         return Call("dt.epoch_ms", self._operand)
 
     def truncate(self, every: str | timedelta) -> Expr[Any]:
-        """Rounds the time down to a multiple of the duration since the epoch.
+        """Rounds the time down to a multiple of the duration `every` since the epoch.
 
-        An int stays an int, a datetime a datetime.
+        The result is an int for an int, and a datetime for a datetime.
         """
         every_ms = to_ms(every, "dt.truncate")
         if every_ms <= 0:
@@ -743,7 +747,9 @@ def as_expression(value: Any) -> Expr[Any]:
 
 
 def _warn_of_none(e: Expr[Any], operator: str) -> None:
-    """Warns of a literal None. It is no error, because None may be the value of a variable."""
+    """Logs a warning about a literal None. This is not an error, because None may be the value of a
+    variable.
+    """
     logger.warning(hints.always_none(_shown(e), operator))
 
 

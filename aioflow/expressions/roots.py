@@ -94,6 +94,6 @@ def lit(value: Any) -> Expr[Any]:
 def when(condition: Any) -> When:
     """Begins a case: `when(c).then(a).when(d).then(b).otherwise(e)`.
 
-    A condition that is None is not true.
+    A condition that is None counts as false.
     """
     return When(as_expression(condition))

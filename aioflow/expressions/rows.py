@@ -1,17 +1,17 @@
 """Compiles expressions to Python functions over rows.
 
 An expression becomes the source of one Python expression (`expressions.source`), so that a row
-costs one call and no interpretation: `col.price * 1.08 > 10` over dicts is `None if (v0 :=
+costs one call, and no walk through the tree: `col.price * 1.08 > 10` over dicts is `None if (v0 :=
 row['price']) is None else v0 * 1.08 > 10`.
 
-How a field is read depends on the row: `row['x']` of a mapping, `row.x` of anything else. So a
-compiled function has a variant for each kind, and a loop chooses one by its first row. A row of the
-other kind raises inside, which costs nothing until it happens, and is given to the other variant.
+How a field is read depends on the row: `row['x']` for a mapping, `row.x` for anything else. So a
+compiled function has a variant for each kind of row, and a loop chooses a variant by its first row.
+A row of the other kind raises an error inside the variant, which then calls the other variant.
 Expressions are pure, so computing one again is harmless.
 
-Invariant: every form gives the answers of `tests/expressions/expression_cases.py`, for every kind
+Invariant: every form gives the results in `tests/expressions/expression_cases.py`, for every kind
 of row. The forms are `compile_row`, `compile_rows`, `compile_predicate`, `columns_to_function`, and
-the source that `Emitter` gives to other generated loops.
+the source that `Emitter` writes for other generated loops.
 """
 
 from __future__ import annotations
@@ -57,21 +57,25 @@ ROW_ERRORS = (TypeError, AttributeError, LookupError)
 """Errors that generated code raises for a row of the other kind, or without the field."""
 
 CONTAINERS = frozenset({dict, list, tuple, str})
-"""Plain values that have no fields to be read by attribute."""
+"""Types of plain values, which have no fields to read by attribute."""
 
 CLASSES_MAX = 64
-"""Maximum number of row classes whose kind a function remembers: a class is asked only once."""
+"""Maximum number of row classes whose kind a function remembers, so that it looks at each class
+only once.
+"""
 
 _SHADOWED = frozenset(name for kind in CONTAINERS for name in dir(kind))
-"""Attributes of plain containers: `row.items` of a dict would not fail but return a method."""
+"""Attributes of plain containers. Reading a field of such a name by attribute would not fail but
+return a method, as `row.items` of a dict does.
+"""
 
 
 class RowFunction:
     """A function of one row, in one generated variant for each kind of row.
 
     A loop over many rows calls the variant that `of` returns for the first one. A row of the other
-    kind raises inside the variant, which passes the row to the other variant. Pickled as its
-    expressions.
+    kind raises an error inside the variant, which passes the row to the other variant. A pickle of
+    the function contains only its expressions.
     """
 
     __slots__ = ("_by_class", "_condition", "_names", "_variants", "expressions")
@@ -104,8 +108,8 @@ class RowFunction:
 
     @property
     def columns(self) -> dict[str, ex.Expr[Any]] | None:
-        """The expressions by name if the result is a dict, otherwise None. Columns compute the same
-        from them.
+        """The expressions by name if the result is a dict, otherwise None. Batches of columns
+        compute these expressions instead of calling the function.
         """
         if self._names is None:
             return None
@@ -169,7 +173,8 @@ def compile_row(expression: ex.Expr[Any]) -> RowFunction:
 
 
 def compile_predicate(expression: ex.Expr[Any]) -> RowFunction:
-    """Returns a function from a row to a truthy value exactly if `expression` is True for it.
+    """Returns a function of a row whose result is truthy exactly if `expression` is True for the
+    row.
 
     `filter` and `where=` use it.
     """
@@ -306,7 +311,7 @@ def _of_a_pair(name: str | int, row: Any, expression: Expr[Any]) -> str:
     """Returns an addition to the message that `row` has no field `name`, or "".
 
     If `row` is a pair, the addition names the sides that have the field. If `expression` reads a
-    side of a row that is no pair, the addition says so.
+    side and `row` is not a pair, the addition says so.
     """
     if isinstance(row, Pair):
         having = [
@@ -334,11 +339,10 @@ def _of_side(side: str, name: str | int) -> str:
 
 
 def note_text(error: BaseException, row: Any, *expressions: Expr[Any]) -> None:
-    """Adds a note to `error`, which `expressions` raised for `row`, if text and number are mixed
-    up.
+    """Adds a note to `error`, which `expressions` raised for `row`, if the cause is that a text is
+    used as a number, or the reverse.
 
-    The note says that a field is text where a number is needed, or the reverse. For an expression
-    that is only a field, a number is needed.
+    The note names the field. An expression that is only a field counts as one that needs a number.
     """
     call = next(_no_texts(row, expressions), None)
     if call is not None:
@@ -417,7 +421,9 @@ def _no_texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Call[Any]]
 
 
 def _field(row: Any, e: Expr[Any]) -> Any:
-    """Returns the value of the field `e` in `row`; None if `e` is no field, or is missing."""
+    """Returns the value of the field `e` in `row`; None if `e` is not a field, or `row` lacks
+    it.
+    """
     if not isinstance(e, Column):
         return None
     try:

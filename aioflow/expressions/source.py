@@ -1,11 +1,11 @@
 """Writes an expression as the source of one Python expression over a row.
 
-All generated loops contain such source. Guards handle None: the operations of a tree that give
-None for None share one test of everything that they read. An example is `None if (v0 := row['a'])
-is None or (v1 := row['b']) is None else v0 * v1 + 1`. A field that was read before is not read
-again where Python's order of evaluation makes sure that its variable is set.
+All generated loops contain such source. Guards handle None: the operations of a tree that give None
+for None share one test of all fields that they read. An example is `None if (v0 := row['a']) is
+None or (v1 := row['b']) is None else v0 * v1 + 1`. A field is read only once where Python's order
+of evaluation ensures that its variable is set.
 
-Invariant: a variable is used only where every way of evaluation has assigned it. A variable that a
+Invariant: a variable is used only where every path of evaluation has assigned it. A variable that a
 branch or the right side of `&` and `|` binds is not used after it.
 """
 
@@ -45,7 +45,7 @@ class RowKind(Enum):
 
 
 _Bound = dict[ex.Expr[Any] | str | int, tuple[str, bool]]
-"""Columns that are bound to a variable at some point of the evaluation.
+"""Columns that are bound to a variable at a point of the evaluation, with the variable and a flag.
 
 The flag tells whether the value is known not to be None there.
 """
@@ -55,7 +55,8 @@ class _Value(msgspec.Struct, frozen=True):
     """The source text of a value under construction.
 
     `source` may be evaluated only when no guard is None; guards are evaluated in order. Its code
-    binds the variables of `inner` only if all guards pass, and those of `after` in any case.
+    binds the variables of `inner` only if all guards pass, and the variables of `after` in any
+    case.
     """
 
     source: str
@@ -162,9 +163,8 @@ class Emitter:
     def _strict(
         self, operands: tuple[ex.Expr[Any], ...], bound: _Bound, logical: bool = False
     ) -> tuple[list[str], tuple[str, ...], _Bound, _Bound]:
-        """Returns the sources of operands of which none may be None, and their guards.
-
-        Also returns the variables that are bound if all guards pass, and those bound in any case.
+        """Returns the sources of operands that must not be None, and their guards. Also returns the
+        variables that are bound if all guards pass, and the variables that are bound in any case.
         """
         sources: list[str] = []
         guards: tuple[str, ...] = ()
@@ -230,7 +230,7 @@ class Emitter:
         self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound
     ) -> _Value:
         """Returns the source of Kleene's `&` and `|`. The right side is computed only if the left
-        does not decide.
+        side does not decide the result.
         """
         a, b = self._visit(left, bound), None
         b = self._visit(right, a.after)
@@ -253,7 +253,8 @@ class Emitter:
     def _truth(self, e: ex.Expr[Any], bound: _Bound) -> tuple[str, _Bound, _Bound]:
         """Returns source that is truthy exactly if `e` is True.
 
-        Also returns the variables that are bound if `e` is True, and those bound in any case.
+        Also returns the variables that are bound if `e` is True, and the variables that are bound
+        in any case.
         """
         match e:
             case ex.Binary(_operator="&"):
@@ -391,7 +392,8 @@ def _is_atom(source: str) -> bool:
 def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any]]:
     """Returns the two halves of a chain of `&` or `|`.
 
-    Both are associative, so `reduce(or_, conditions)` need not nest deeply.
+    The operators are associative, so the chain is rebuilt as a balanced tree. So `reduce(or_,
+    conditions)` does not nest deeply.
     """
     terms: list[ex.Expr[Any]] = []
     stack = [e]
@@ -412,7 +414,7 @@ def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any
 def _members(values: tuple[Any, ...]) -> frozenset[Any] | tuple[Any, ...]:
     """Returns the values for the operator `in`.
 
-    None and NaN are left out: they equal no value, but `in` would find the same object.
+    None and NaN are left out: they are equal to no value, but `in` would find the identical object.
     """
     kept = tuple(v for v in values if v is not None and not (isinstance(v, float) and v != v))
     try:

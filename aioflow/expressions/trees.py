@@ -1,9 +1,9 @@
-"""Parts of expressions beside the nodes of `nodes`, and functions that examine a tree: its nodes,
-the fields that it reads, whether two trees are equal, and whether one always gives a bool.
+"""Further nodes of expressions, which users do not write, and functions that examine a tree: its
+nodes, the fields that it reads, whether two trees are equal, and whether one always gives a bool.
 
 An `Operation` is a pure function for rows, with a second form for arrays if there is one. Rows call
 the function once for each value, columns once for each distinct text, so a slow function costs
-little on columns. A `Composite` stands in `key_by` alone, never in another expression.
+little on columns. A `Composite` is only a key of `key_by`, never a part of another expression.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _PRIMARY = 8  # As all calls.
 class Operation:
     """A pure function of plain values.
 
-    Its result is None if an operand is None, and then `function` is not called, unless
-    `takes_none`.
+    If an operand is None, `function` is not called and the result is None, unless `takes_none` is
+    set.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Operation:
     """
     arrays: Callable[..., Any] | None = None
     """The same computation on a `columns.numbers.Number` for each operand. Its result is a column,
-    or None where arrays would not give what `function` gives.
+    or None if arrays could give other results than `function`.
     """
     takes_none: bool = False
     gives_none: bool = False
-    """Whether the result may be None although no operand is."""
+    """Whether the result may be None although no operand is None."""
     gives_bool: bool = False
 
 

@@ -1,8 +1,8 @@
 """The helpers that compiled expressions call: each applies one operation to one value that is not
 None.
 
-Operations that Python has itself (`+`, `<`, `str.lower`) are not here; generated code uses them
-directly. Every function is pure.
+Python's own operations (`+`, `<`, `str.lower`) are not here; generated code uses them directly.
+Every function is pure.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class MissingFieldError(AioflowError, LookupError):
 def truth(value: Any) -> Any:
     """Returns `value` if it is a bool or None. Raises an error for other values.
 
-    Values such as 0 and "" are rejected in logic, because columns and Spark do not agree on their
-    truth.
+    Logical operations reject values such as 0 and "", because columns and Spark do not agree on
+    their truth.
     """
     if value is None or value is True or value is False:
         return value
@@ -64,8 +64,8 @@ def truth(value: Any) -> Any:
 def power(base: Any, exponent: Any) -> Any:
     """Returns `base ** exponent`.
 
-    A zero to a negative power is a division by zero (None), overflow is infinite, no real root is
-    NaN.
+    Zero to a negative power is a division by zero and gives None. An overflow gives infinity, and a
+    result that is not real gives NaN.
     """
     try:
         result = base**exponent
@@ -77,7 +77,7 @@ def power(base: Any, exponent: Any) -> Any:
 
 
 def read_field(value: Any, name: str | int) -> Any:
-    """Returns a field of a nested value: dict key, attribute or position."""
+    """Returns a field of a nested value: by dict key, attribute or position."""
     try:
         return (
             value[name]
