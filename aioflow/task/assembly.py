@@ -1,8 +1,8 @@
 """Assembles the parts of a task in order: output, runtime, operators, input, metrics.
 
-Output and runtime come first, with the task itself, because consumers may ask for its partitions
-before the task runs. The rest is made when the task begins. The only user code called here are the
-factories of operators, the `reader()` of sources, and backends.
+Output and runtime are created with the task itself, because consumers may ask for its partitions
+before the task runs. The other parts are created when the task begins. The only user code called
+here is the factories of operators, the `reader()` of sources, and custom state backends.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def create_runtime(
     processor: MailboxProcessor,
     output: TaskOutput,
 ) -> OperatorRuntime:
-    """Creates the runtime of the operators in front of `output`; it has none yet.
+    """Creates the runtime of the operators, which emit to `output`. It has no operators yet.
 
     In debug mode the chain detects functions that change shared values.
     """
@@ -161,7 +161,7 @@ def _add_writer(
 
 
 class TaskAssembly:
-    """Makes the parts of the task `owner` for one descriptor."""
+    """Creates the parts of the task `owner` for one descriptor."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class TaskAssembly:
         output: TaskOutput,
         metrics: MetricGroup,
     ) -> None:
-        """`metrics` is the task's group; each operator gets one in it."""
+        """`metrics` is the metric group of the task, in which each operator gets its own group."""
         self._descriptor = descriptor
         self._environment = environment
         self._options = environment.options
@@ -186,13 +186,13 @@ class TaskAssembly:
         ]
 
     def add_operators(self) -> None:
-        """Makes context and operator of each node, head first."""
+        """Creates the context and the operator of each node, head first."""
         vertex = self._descriptor.vertex
         for node, uid, group in zip(vertex.nodes, vertex.uids, self._groups, strict=True):
             self._runtime.add(node, uid, group)
 
     def create_network_input(self, consumer: InputConsumer) -> NetworkInput:
-        """Makes the gates of all edges."""
+        """Creates the gates of all edges."""
         edges = []
         for gate in self._descriptor.inputs:
             channels, buffers = self._environment.partitions.open_gate(gate.channels)
@@ -210,7 +210,7 @@ class TaskAssembly:
         return network
 
     def create_source_input(self, consumer: InputConsumer) -> SourceInput:
-        """Makes the reader of the source, with this subtask's splits."""
+        """Creates the reader of the source, with this subtask's splits."""
         context = self._runtime.head
         node, clock = self._descriptor.vertex.head, self._environment.host.clock
         assert node.source is not None
@@ -240,7 +240,9 @@ class TaskAssembly:
         )
 
     def _report_progress(self, watermark: int) -> None:
-        """Reports the event time of this task to the JobMaster: other sources wait for it."""
+        """Reports the event time of this task to the JobMaster, because other sources may wait for
+        it.
+        """
         if self._environment.responder is not None:
             self._environment.responder.report_progress(self._descriptor.attempt, watermark)
 
@@ -270,8 +272,8 @@ class TaskAssembly:
         return metrics
 
     def state_input(self) -> StateInput:
-        """Returns an input that reads state written by this process locally, the rest from the
-        store.
+        """Returns an input that reads state from this worker's local copies if it has them,
+        otherwise from the store.
         """
         store = self._environment.store
         assert store is not None, "a task that is restored has a store to read from"
@@ -280,7 +282,7 @@ class TaskAssembly:
     async def read_channel_state(
         self, restore: TaskRestore, task_input: NetworkInput | SourceInput
     ) -> RestoredChannelState:
-        """Reads the data in flight that this subtask continues with."""
+        """Reads the restored in-flight data that this subtask processes first."""
         vertex = self._descriptor.vertex
         own = range_for_subtask(
             self._descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism

@@ -1,8 +1,9 @@
-"""Barriers in the input of a task: feeds them to the alignment and applies its verdicts to gates.
+"""Feeds the barriers of a task's input to the alignment, and applies the verdicts of the alignment
+to the gates.
 
 A barrier blocks its channel at the sender; no data is buffered here for an aligned channel.
-Verdicts are carried out in order. Verdicts after a `Take` wait until the checkpoint has been taken,
-and only then the channels continue. Meanwhile nothing is polled, but notices of the coordinator and
+Verdicts are carried out in order. Verdicts after a `Take` wait until the checkpoint has been taken.
+Only then do the channels continue. Meanwhile nothing is polled, but notices of the coordinator and
 the timer may add verdicts. After Flink's CheckpointedInputGate.
 """
 
@@ -36,19 +37,23 @@ class BarrierListener(Protocol):
     """Acts on decisions about barriers: the task's checkpoints."""
 
     def due(self, take: Take) -> None:
-        """Takes a checkpoint before the next poll; then `InputBarriers.taken` must be called."""
+        """Takes a checkpoint before the next poll. The listener must call `InputBarriers.taken`
+        afterwards.
+        """
 
     def announced(self, checkpoint_id: int) -> None:
-        """Handles that the barriers of a checkpoint are on their way."""
+        """Handles the announcement that the barriers of a checkpoint are on their way."""
 
     def time_out(self, at_ms: int) -> None:
-        """Calls `InputBarriers.tick` at this time of the wall clock."""
+        """Schedules a call of `InputBarriers.tick` at this time of the wall clock."""
 
     def overtaken(self, checkpoint_id: int, channel: int, elements: list[bytes | Event]) -> None:
         """Stores elements that the barrier of `channel` overtook."""
 
     def abort(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
-        """Handles that a checkpoint will not be taken here, or not completed."""
+        """Handles the decision that a checkpoint will not be taken, or not be completed, in this
+        task.
+        """
 
     def captured(self, checkpoint_id: int, channel: int) -> None:
         """Ends the capture of `channel`: its later data is not part of the checkpoint.
@@ -57,13 +62,14 @@ class BarrierListener(Protocol):
         """
 
     def capture_complete(self, complete: CaptureComplete) -> None:
-        """Handles that all channels are captured."""
+        """Handles the end of the capture of all channels."""
 
 
 class InputBarriers:
     """The barrier alignment of one task.
 
-    `gates`: (gate, number of its first channel). Channels are numbered across all gates.
+    `gates` are pairs of a gate and the number of its first channel. Channels are numbered across
+    all gates.
     """
 
     def __init__(
@@ -90,16 +96,18 @@ class InputBarriers:
     def barrier(
         self, channel: int, barrier: CheckpointBarrier, overtaken: list[bytes | Event]
     ) -> None:
-        """Takes a barrier, which may have `overtaken` elements that wait on this side."""
+        """Handles a barrier. `overtaken` are the elements that it overtook and that wait at this
+        receiver.
+        """
         if overtaken and not self._alignment.is_over(barrier.checkpoint_id):
             self._listener.overtaken(barrier.checkpoint_id, channel, overtaken)
         self._count()
         self._carry_out(self._alignment.barrier(channel, barrier, self._now_ms()))
 
     def announce(self, channel: int, barrier: CheckpointBarrier) -> None:
-        """Handles a barrier that has come and waits behind data.
+        """Handles a barrier that has arrived but waits behind data.
 
-        Starts its aligned timeout. The barrier of a void checkpoint goes ahead of the data.
+        Starts its aligned timeout. The barrier of a void checkpoint is moved ahead of the data.
         """
         if barrier.aligned_timeout_ms is not None:
             self._count()
@@ -130,8 +138,8 @@ class InputBarriers:
         self._carry_out(self._alignment.end_of_partition(channel, self._now_ms()))
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """Handles a trigger of the coordinator. The trigger replaces the barriers of open inputs
-        that will send none.
+        """Handles a trigger of the coordinator. The trigger replaces the barriers of those open
+        inputs that will not send any.
         """
         self._count()
         self._carry_out(self._alignment.trigger(barrier, self._now_ms()))
@@ -142,7 +150,7 @@ class InputBarriers:
         self._hurry(checkpoint_id)
 
     def tick(self, timestamp_ms: int) -> None:
-        """Makes an alignment unaligned that has timed out."""
+        """Makes an alignment that has timed out unaligned."""
         self._count()
         self._carry_out(self._alignment.tick(max(timestamp_ms, self._now_ms())))
 
@@ -191,10 +199,11 @@ class InputBarriers:
                     self._listener.capture_complete(complete)
 
     def _hurry(self, checkpoint_id: int) -> None:
-        """Lets the barriers of a void checkpoint that wait at the receiver go ahead of the data.
+        """Moves the barriers of a void checkpoint that wait at this receiver ahead of the data.
 
-        Their producers send nothing more until the barriers have been read, not even the barriers
-        of the next checkpoint. The data may wait until a call of an operator ends.
+        Their producers send nothing more, not even the barriers of the next checkpoint, until these
+        barriers have been read. The data in front of them may have to wait until a call of an
+        operator ends.
         """
         for gate, index in self._places:
             gate.hurry(index, checkpoint_id)

@@ -1,9 +1,9 @@
 """Calls of user functions in threads, for one task. A thread cannot be interrupted.
 
 A task that is cut short waits until its calls have ended, so that no new attempt runs beside them.
-The wait is limited: see `end_watch`. A call that has not begun by then never runs. Calls whose
-caller gave up before, because of a timeout, are not waited for. Before a rescaling cancels the
-tasks, their calls must have ended; meanwhile no call begins.
+`ending.EndWatch` limits the wait. A call that has not begun when the task is cut short never runs.
+The task does not wait for calls that their caller no longer awaits, because of a timeout. Before a
+rescaling cancels the tasks, it waits until their calls have ended; meanwhile no call begins.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class _Call:
 
 
 class BlockingCalls:
-    """The calls of one task. Its methods run on the loop, except `begins` and `ended`."""
+    """The calls of one task. All methods run on the loop, except `begins` and `ended`, which run in
+    threads.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -66,7 +68,7 @@ class BlockingCalls:
         self._awaited: dict[_Call, None] = {}
         """The running calls that the end of the task waits for."""
         self._open: dict[asyncio.Future[Any], _Call] = {}
-        """The calls whose result is awaited, also those that wait for a thread."""
+        """The calls whose result is awaited, including those that wait for a thread."""
         self._may_begin = asyncio.Event()
         self._may_begin.set()
         self._is_over = False
@@ -90,15 +92,17 @@ class BlockingCalls:
         return await self._begin(call)
 
     def pause(self) -> None:
-        """Lets no call begin until `resume`."""
+        """Prevents calls from beginning until `resume` is called."""
         self._may_begin.clear()
 
     def resume(self) -> None:
-        """Lets calls begin, after `pause` or without it."""
+        """Lets calls begin again. Has no effect without `pause`."""
         self._may_begin.set()
 
     async def outlasting(self, timeout_s: float) -> OperatorContext | None:
-        """Waits until all calls have ended. Returns the operator of one that goes on for longer."""
+        """Waits until all calls have ended, for at most `timeout_s`. Returns the operator of a call
+        that has not ended, or None.
+        """
         await wait_all(list(self._open), timeout_s=timeout_s)
         # A call that has just ended stays in `_open` until the loop runs its callback.
         return next(
@@ -106,7 +110,9 @@ class BlockingCalls:
         )
 
     def end(self, *, wait: bool) -> None:
-        """Lets no further call begin. With `wait`, also waits until running calls have ended."""
+        """Prevents further calls from beginning. With `wait`, `until_over` waits for the calls that
+        are running.
+        """
         with self._lock:
             self._is_over = True
             for call in self._running if wait else ():
@@ -114,7 +120,9 @@ class BlockingCalls:
                     self._awaited[call] = None
 
     async def until_over(self) -> None:
-        """Waits until the running calls have ended, or are given up. It cannot be cancelled."""
+        """Waits until the running calls have ended, or `give_up` is called. The wait cannot be
+        cancelled.
+        """
         while True:
             changed = asyncio.get_running_loop().create_future()
             with self._lock:
@@ -125,7 +133,7 @@ class BlockingCalls:
                 await changed
 
     def give_up(self) -> None:
-        """Ends the wait, although calls are running."""
+        """Ends the wait of `until_over`, although calls are still running."""
         with self._lock:
             self._awaited.clear()
         if self._changed is not None:
@@ -133,11 +141,11 @@ class BlockingCalls:
 
     @property
     def place(self) -> OperatorContext | None:
-        """The operator whose calls are waited for."""
+        """The operator of the first call that `until_over` waits for, or None."""
         return next((call.context for call in self._awaited), None)
 
     def stacks(self) -> list[list[str]]:
-        """Returns where each call is that is waited for, outermost first."""
+        """Returns the stack of each call that `until_over` waits for, outermost frame first."""
         frames = sys._current_frames()
         found = []
         for call in self._awaited:

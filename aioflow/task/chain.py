@@ -1,14 +1,15 @@
 """The operators of one task and the only loop that moves batches between them.
 
 A chain is a line of stages; neighbouring stateless operators are one stage. Work waits *before* a
-stage, never inside it. The deepest waiting work goes first, so nothing overtakes and little is
-held. Each stage takes as many records as fit into one time slice, by its own measured cost for a
-record. The rest of the batch stays where it is, as a view. `run` returns when the slice is spent,
-when nothing waits, or when the deepest stage has no room (an async operator that is full).
+stage, never inside it. Work that is nearest to the output is processed first. So nothing overtakes,
+and little data waits. Each stage takes as many records as fit into one time slice, by its own
+measured cost for a record. The rest of the batch stays in front of the stage, as a view. `run`
+returns when the slice is spent, when nothing waits, or when the deepest stage has no room (an async
+operator that is full).
 
-MAX_WATERMARK does not pass through by itself. `end_event_time` gives it to one operator after the
-other, each when the one before it has finished. So the last output of an operator, also that of its
-processing-time timers, comes before event time ends for the operators behind it.
+MAX_WATERMARK does not pass through the chain by itself. `end_event_time` gives it to each operator
+when the operator before has finished. So all output of an operator, even that of its
+processing-time timers, reaches the next operators before event time ends for them.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ numpy's fixed cost makes smaller slices pointless.
 """
 
 SLOW_NS = 100_000_000
-"""A stage that takes longer in one call blocks the loop, and is reported."""
+"""Duration of one call of a stage above which it counts as blocking the loop, and is reported."""
 
 Tap = Callable[[RecordBatch], None]
-"""Sees each batch that an operator emits; must not change or keep its lists."""
+"""A callback that gets each batch that an operator emits. It must not change or keep the lists of
+the batch.
+"""
 
 
 class ChainStatus(Enum):
@@ -66,7 +69,7 @@ class ChainStatus(Enum):
 class _Forward(Operator):
     """The only stage of a task without operators: a source whose records go straight to the output.
 
-    It measures the cost of the output too.
+    It also measures the cost of the output.
     """
 
     reads_columns = True
@@ -76,7 +79,7 @@ class _Forward(Operator):
 
 
 class _Stage:
-    """One operator, or fused stateless ones, with its waiting work and its measured cost."""
+    """One operator, or several fused stateless operators, with waiting work and measured cost."""
 
     __slots__ = (
         "asks_room",
@@ -105,7 +108,7 @@ class _Stage:
         # (batch, records already taken, input index)
         self.waiting: deque[tuple[RecordBatch, int, int]] = deque()
         self.watermark = MIN_WATERMARK
-        """The watermark after the records it has processed."""
+        """The watermark after the records that the stage has processed."""
         self.ns_per_record = 0.0
         self.fan_out = 1.0
         # One record until its cost is known: a function that takes a second must not run a thousand
@@ -175,8 +178,8 @@ class OperatorChain:
             tuple[int, RecordBatch]
         ] = []  # Emitted in `open`, before there were stages.
         self.over_room = False
-        """Whether operators that keep their input accept it beyond their room, because a checkpoint
-        waits.
+        """Whether operators that store their input accept more than they have room for, because a
+        checkpoint waits.
         """
         self.overfull: Operator | None = None
         """The last operator that took records beyond its room. The loop resets it to None."""
@@ -187,14 +190,14 @@ class OperatorChain:
         """
 
     def add(self, operator: Operator) -> None:
-        """Adds an operator behind the others, before `compile`."""
+        """Adds an operator at the tail. Called before `compile`."""
         self.operators.append(operator)
 
     def compile(self) -> None:
         """Fuses stateless neighbours. Called after `open`.
 
-        Called again when a tap needs the output of a fused operator, or work is restored in front
-        of one.
+        Called again when a tap needs the output of a fused operator, or when restored work waits in
+        front of a fused operator.
         """
         if self.has_work:
             raise AssertionError("stages can only be fused again when no work waits between them")
@@ -243,7 +246,7 @@ class OperatorChain:
     def record_counts(self) -> dict[int, tuple[int, int]]:
         """Returns (records in, records out) by operator index.
 
-        Of fused operators the first has the input count, the last the output count.
+        For fused operators, only the first has an input count, and only the last an output count.
         """
         counts: dict[int, tuple[int, int]] = {}
         for stage in self._stages:
@@ -257,7 +260,7 @@ class OperatorChain:
     def set_taps(self, index: int, taps: Sequence[Tap]) -> None:
         """Sets the taps on the output of operator `index`, from the next batch on.
 
-        -1: the input of the chain.
+        Index -1 means the input of the chain.
         """
         if index < 0:
             self._input_taps = tuple(taps)
@@ -293,8 +296,8 @@ class OperatorChain:
 
     @property
     def room(self) -> int:
-        """Number of records that the head takes in one slice now; at least 1 for the sake of
-        sources.
+        """Number of records that the head can take in one slice now. It is at least 1, so that
+        sources always make progress.
         """
         least = self._slice_records_max
         for stage in self._stages:
@@ -322,9 +325,9 @@ class OperatorChain:
                 stage.waiting.append((empty_batch(MAX_WATERMARK), 0, 0))
 
     def emit_from(self, index: int, batch: RecordBatch) -> None:
-        """Passes on a batch that operator `index` emitted on its own.
+        """Passes a batch that operator `index` emitted outside of `run` to the next operator.
 
-        It comes from a timer, a completion or `finish`, and goes to the next operator.
+        Such a batch comes from a timer, a completion or `finish`.
         """
         if not batch.values and batch.watermark == MIN_WATERMARK:
             return
@@ -366,9 +369,9 @@ class OperatorChain:
 
     @property
     def is_interruptible(self) -> bool:
-        """Whether an operator has suspended work, and a checkpoint can store the rest of it.
+        """Whether operators have suspended work, and a checkpoint can store the rest of it.
 
-        That may take a little more work; see `finish_pending`.
+        Storing may first require a little more processing; see `finish_pending`.
         """
         pending = [
             stage.operator.comes_to_rest
@@ -380,8 +383,8 @@ class OperatorChain:
     def waiting(self) -> list[tuple[int, int, list[tuple[RecordBatch, int]]]]:
         """Returns for each stage its first operator, its watermark, and its waiting batches.
 
-        Each batch is (its unprocessed rest, its input), oldest first. The first one may be the rest
-        of suspended work.
+        A waiting batch is a pair (unprocessed rest, input index); the oldest comes first. The first
+        batch may be the rest of suspended work.
         """
         found = []
         for stage in self._stages:
@@ -489,7 +492,7 @@ class OperatorChain:
                 return ChainStatus.MORE if self.has_work else ChainStatus.IDLE
 
     def _named(self, error: BaseException, operator: Operator) -> BaseException:
-        """Returns the error that user code raised, with a note of the place."""
+        """Returns the error that user code raised, with a note that names the operator."""
         error = user_error(error)
         if self.operators:
             note_once(error, f"in {describe_place(operator.ctx)}")

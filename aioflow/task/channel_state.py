@@ -1,9 +1,10 @@
-"""Data in flight as state: an unaligned checkpoint stores it, and a restore processes it first.
+"""Stores in-flight data as state: an unaligned checkpoint writes it, and a restore processes it
+first.
 
-Three places hold such data: the channels of the inputs, the subpartitions of the outputs, and the
-stages of the chain. A fourth is restored data that is not processed yet. The data of one place
-forms a `ChannelStateLog`. It is encoded at once, because a batch may change after it was passed on.
-The log starts with the event time in front of the data.
+In-flight data is in three places: the channels of the inputs, the subpartitions of the outputs, and
+the stages of the chain. A fourth place is restored data that is not processed yet. The data of one
+place forms a `ChannelStateLog`. Each element is encoded at once, because a batch may change after
+it was passed on. The log starts with the event time before the data.
 
     file    1 version | 8 watermark | 1 idle (1), not aligned (2) | 4 channels | for each element:
             1 kind | 2 input | 2 stage | 4 length | content
@@ -11,18 +12,18 @@ The log starts with the event time in front of the data.
 Only elements with records or event time are kept. Barriers are not, because they belong to one
 checkpoint. The end of data is sent again.
 
-A restore makes one sequence of batches for the stages of each subtask. Each former subtask gives
-one line with all its data in flight. Data nearest to the end of its chain comes first. Data of its
-channels goes through a valve, as without the restore, so each record keeps its watermark. If the
-parallelism has changed, lines of several former subtasks are merged in the order of these
-watermarks. So the timers of a key fire between the same records as without the restore, and the
-same records are late.
+A restore makes one sequence of batches for the stages of each subtask. Each former subtask
+contributes one line (`_Line`) with all its in-flight data. Data nearest to the end of its chain
+comes first. Data of its channels goes through a watermark valve, as without the restore, so each
+record keeps its watermark. If the parallelism has changed, lines of several former subtasks are
+merged in the order of these watermarks. So the timers of a key fire between the same records as
+without the restore, and the same records are late.
 
-Invariant: no record is processed at a higher watermark than without the restore. It is lower only
-where a former subtask, which may continue here, was behind.
+Invariant: no record is processed at a higher watermark than without the restore. The watermark is
+lower only if a former subtask whose data comes here was behind.
 
-After Flink's ChannelStateWriter. Flink sends data of the output queues again; here the consumer
-takes it over directly. Flink gives each former channel a watermark of its own as well
+After Flink's ChannelStateWriter. Flink sends the data of the output queues again; here the consumer
+reads it directly. Flink gives each former channel a watermark of its own as well
 (DemultiplexingRecordDeserializer), but an operator sees the minimum of all.
 """
 
@@ -89,16 +90,16 @@ class Waiting(NamedTuple):
     """A batch that waits in front of one stage of a chain."""
 
     stage: int
-    """The first operator of the stage, -1 in a task without operators."""
+    """Index of the first operator of the stage, -1 in a task without operators."""
     input_index: int
     """The logical input of the batch."""
     batch: RecordBatch
     mark: int
-    """The watermark in front of the batch."""
+    """The watermark before the batch."""
 
 
 class ChannelStateLog:
-    """The data that waits in one place, oldest first."""
+    """The data that waits in one place (see the module), oldest first."""
 
     __slots__ = ("_codec", "_owner", "_parts", "_tells_time")
 
@@ -107,7 +108,8 @@ class ChannelStateLog:
     ) -> None:
         """`owner` is named if a value cannot be encoded.
 
-        `time`: event time in front of the data, over `channels`.
+        `time` is the event time before the data, and `channels` the number of channels of the
+        input.
         """
         self._codec = codec
         self._owner = owner
@@ -124,7 +126,8 @@ class ChannelStateLog:
     def add(
         self, element: RecordBatch | bytes | Event, input_index: int = 0, stage: int = 0
     ) -> None:
-        """Adds a batch, encoded or not, or an event with event time; other events are left out.
+        """Adds a batch, encoded or not, or an event that carries event time. Other events are
+        ignored.
 
         Raises TypeNotSupported.
         """
@@ -146,7 +149,8 @@ class ChannelStateLog:
 
 
 class ChannelStateCapture:
-    """The channel state of one checkpoint. Complete once no awaited source can add to it.
+    """The channel state of one checkpoint. It is complete once `arrived` was called for everything
+    that `wait_for` named.
 
     A value that cannot be encoded fails the checkpoint when it is written, not the task.
     """
@@ -155,7 +159,9 @@ class ChannelStateCapture:
         """`owner` is named if a value cannot be encoded."""
         self.checkpoint_id = checkpoint_id
         self.channels: dict[int, ChannelStateLog] = {}
-        """Input channels whose overtaken barrier has not come: their data is stored."""
+        """Input channels whose barrier has not arrived yet -> log. Their data is stored until it
+        arrives.
+        """
         self._codec = codec
         self._owner = owner
         self._logs: dict[tuple[int, ChannelSide, int], ChannelStateLog] = {}
@@ -166,7 +172,7 @@ class ChannelStateCapture:
         self.overtook = False
         """Whether the barrier overtook data anywhere."""
         self.alignment_ms: int | None = None
-        """How long the last barrier took to come, if it came after the checkpoint was taken."""
+        """Time until the last barrier arrived, if it arrived after the checkpoint was taken."""
         self.alignment_processed = 0
 
     def log(
@@ -177,7 +183,7 @@ class ChannelStateCapture:
         time: ChannelTime = BEGINNING,
         channels: int = 0,
     ) -> ChannelStateLog:
-        """Returns the log of this place; makes it if it is new."""
+        """Returns the log of this place, created on demand."""
         place = edge_id, side, index
         found = self._logs.get(place)
         if found is None:
@@ -200,7 +206,7 @@ class ChannelStateCapture:
             self._failure = self._failure or error
 
     def keep_input(self, channel: int, elements: Iterable[RecordBatch | bytes | Event]) -> None:
-        """Stores elements of an input channel, if the overtaken barrier has not come there."""
+        """Stores elements of an input channel, unless its barrier has arrived."""
         log = self.channels.get(channel)
         if log is not None:
             self.add(log, elements)
@@ -210,7 +216,8 @@ class ChannelStateCapture:
     ) -> None:
         """Stores restored data that the task has not processed.
 
-        `watermark`: event time of the input behind that data. `channels`: number of its channels.
+        `watermark` is the event time of the input after this data. `channels` is the number of
+        channels of the input.
         """
         log = self.log(0, ChannelSide.RESTORED, 0, ChannelTime(watermark), channels)
         reached: dict[int, int] = {}
@@ -223,7 +230,7 @@ class ChannelStateCapture:
     def keep_output(
         self, edge_id: int, index: int, overtaken: Sequence[RecordBatch | bytes | Event]
     ) -> None:
-        """Stores the elements that the barrier overtook in a subpartition."""
+        """Stores the elements of a subpartition that the barrier overtook."""
         self.overtook = True
         if overtaken:
             self.add(self.log(edge_id, ChannelSide.OUTPUT, index), overtaken)
@@ -240,7 +247,7 @@ class ChannelStateCapture:
             self._complete.set()
 
     async def write(self, output: StateOutput) -> tuple[ChannelStateHandle, ...]:
-        """Waits until the capture is complete, and writes logs that are not empty."""
+        """Waits until the capture is complete, and writes each log that is not empty."""
         await self._complete.wait()
         if self._failure is not None:
             raise self._failure
@@ -259,14 +266,14 @@ class RestoredChannelState(msgspec.Struct):
     waiting: list[Waiting]
     """Batches in processing order."""
     watermark: int
-    """Watermark of the whole input behind that data."""
+    """Watermark of the whole input after the restored data."""
     channels: dict[tuple[int, int], ChannelTime] = msgspec.field(default_factory=dict)
-    """Watermark and idleness behind the data, by exchange and index.
+    """Watermark and idleness of each channel after the data, by exchange and channel index.
 
     Only for channels that continue at their positions.
     """
     channel_count: int = 0
-    """Number of channels of the input that `channels` belong to."""
+    """Number of channels of the input to which `channels` belong."""
 
 
 class _Head(NamedTuple):
@@ -299,10 +306,11 @@ async def read_channel_state(
     timed_stages: int,
     limit: int,
 ) -> RestoredChannelState:
-    """Reads the data that one subtask takes over. `inputs`: the logical input of each exchange.
+    """Reads the in-flight data that one subtask has to process. `inputs` maps each exchange to its
+    logical input.
 
-    `timed_stages`: operators from this index on have an event time of their own making. `limit`:
-    the event time for new records if lines of several former subtasks meet.
+    Operators from index `timed_stages` on have an event time that an operator of this chain
+    assigns. `limit` is the event time for new records if several former subtasks contribute data.
     Raises RestoreError for a file that cannot be read.
     """
     reader = _Reader(source, codec, own, max_parallelism, inputs)
@@ -421,7 +429,9 @@ class _Reader:
         return head, [self._share(one, restore) for one in elements] if restore.dealt else elements
 
     def _share(self, element: _Element, restore: InFlightRestore) -> _Element:
-        """Returns the part that belongs to this subtask. Event time always does."""
+        """Returns the part of `element` that belongs to this subtask: its own records, and always
+        the event time.
+        """
         batch = element.content
         if not isinstance(batch, RecordBatch) or not batch.values:
             return element
@@ -465,7 +475,9 @@ def _decode(content: bytes, codec: Codec, where: str) -> tuple[_Head, list[_Elem
 
 
 def _append(waiting: deque[Waiting], elements: Iterable[_Element], mark: int) -> None:
-    """Appends batches; `mark` is the watermark in front of the first one at each stage."""
+    """Appends batches to `waiting`. `mark` is the watermark before the first batch of each
+    stage.
+    """
     marks: dict[int, int] = {}
     for input_index, stage, batch in elements:
         if isinstance(batch, RecordBatch):
@@ -475,7 +487,7 @@ def _append(waiting: deque[Waiting], elements: Iterable[_Element], mark: int) ->
 
 
 def _append_time(waiting: deque[Waiting], outputs: Sequence[Watermark | WatermarkStatus]) -> None:
-    """Appends watermarks from a valve.
+    """Appends the watermarks among `outputs` of a valve to `waiting`.
 
     Idleness is left out: after a restart a stream is active until it reports otherwise.
     """
@@ -487,7 +499,9 @@ def _append_time(waiting: deque[Waiting], outputs: Sequence[Watermark | Watermar
 
 
 def _before_the_end(line: _Line) -> int:
-    """Returns the watermark behind `line`, without the final one: the inputs report their end."""
+    """Returns the watermark after `line`. MAX_WATERMARK is left out, because the inputs report
+    their end themselves.
+    """
     if line.end < MAX_WATERMARK:
         return line.end
     line.waiting = deque(
@@ -499,7 +513,8 @@ def _before_the_end(line: _Line) -> int:
 def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredChannelState:
     """Merges lines in the order of the watermarks of their records, none of them above `limit`.
 
-    A finished line keeps its last watermark: its subtask's records may come here later.
+    A line whose data is used up keeps its last watermark, because later records of its former
+    subtask may come here.
     """
     merged: list[Waiting] = []
     waiting: list[tuple[deque[Waiting], int]] = []
@@ -539,13 +554,14 @@ def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredCh
 
 
 def _mark(one: Waiting) -> int:
-    """Returns the watermark that the first record sees."""
+    """Returns the watermark that the first record of `one` sees."""
     watermarks = one.batch.watermarks
     return one.mark if watermarks is None else int(watermarks[0])
 
 
 def _cut(one: Waiting, until: int) -> tuple[Waiting, Waiting | None]:
-    """Splits off the records that see a watermark of at most `until`, at least the first one.
+    """Splits `one` after the records that see a watermark of at most `until`, at least after the
+    first record.
 
     The first part carries no watermark after its records.
     """

@@ -1,14 +1,15 @@
-"""One checkpoint of one task: everything that the task knows about it, with the state to write.
+"""One checkpoint of one task: everything that the task knows about it, and the state to write.
 
-A barrier that overtakes leaves at once, and data in the chain, the output and the input is
-captured. A barrier sent in its turn may have to overtake later, if it still waits in the output.
-Its checkpoint is not complete until it has left. Restored data that is not processed yet is part of
-every checkpoint. See `task.channel_state` for the format.
+An unaligned barrier is sent ahead of all data, and the data in the chain, the output and the input
+is captured. An aligned barrier is sent behind the data. It may have to overtake later, while it
+still waits in the output. So its checkpoint is not complete until the barrier has left the output.
+Restored data that is not processed yet is part of every checkpoint. See `task.channel_state` for
+the format.
 
 The state of the subtask is a `SubtaskSnapshot`: views of all operators at one instant. The task
-fills it between two slices, tail to head, and it never changes afterwards. `write` stores it while
-the task goes on. A view that is not written must be cancelled; otherwise its backend keeps the
-shadowed state for ever.
+fills the snapshot between two slices, tail to head, and it never changes afterwards. `write` stores
+it while the task goes on. A view that is not written must be cancelled; otherwise its backend keeps
+former values of state for ever.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = ["CountedOutput", "StateStore", "SubtaskSnapshot", "TaskCheckpoint", "
 
 
 def may_overtake_later(barrier: CheckpointBarrier) -> bool:
-    """Whether a barrier starts aligned and overtakes after a timeout."""
+    """Whether a barrier starts aligned, and may overtake data after a timeout."""
     return (
         barrier.aligned_timeout_ms is not None and not barrier.unaligned and not barrier.savepoint
     )
@@ -57,34 +58,36 @@ class TaskCheckpoint:
 
     checkpoint_id: int
     is_aborted: bool = False
-    """Whether a notice of its abort came before it was taken."""
+    """Whether a notice of its abort arrived before the checkpoint was taken."""
     timeout_ms: int | None = None
-    """Time at which a timer makes the checkpoint unaligned; None without a timer."""
+    """Time in ms at which a timer makes the checkpoint unaligned; None without a timer."""
     take: Take | None = None
-    """The decision to take it, once it is due."""
+    """The decision of the alignment to take the checkpoint, once it is due."""
     due_s: float = 0.0
-    """Time at which it was due, on the monotonic clock."""
+    """Time at which the checkpoint became due, on the monotonic clock."""
     left_behind: dict[int, list[bytes | Event]] = field(default_factory=dict)
-    """Elements on this side that an early barrier overtook, by channel.
+    """Input channel -> elements that its barrier overtook before the checkpoint was taken.
 
-    Several checkpoints have some if the task was blocked meanwhile: the first begins once barriers
-    of other channels have come.
+    If the task was blocked meanwhile, several checkpoints may have such elements: the first one
+    begins only once barriers of other channels have arrived.
     """
     capture: ChannelStateCapture | None = None
-    """The channel state, if any can be part of it."""
+    """The channel state, if the checkpoint can contain any."""
     snapshot: SubtaskSnapshot | None = None
-    """The views of all state, once it is taken."""
+    """The views of all state, once the checkpoint is taken."""
     writing: asyncio.Task[None] | None = None
     output: CountedOutput | None = None
-    """Where its state is written."""
+    """The output to which the state is written."""
     is_finished: bool = False
-    """Whether all operators had finished before."""
+    """Whether all operators had finished before the checkpoint."""
     sync_ms: float = 0.0
     begun_ms: float = 0.0
-    """Start of the asynchronous part, on the monotonic clock."""
+    """Start of the asynchronous part in ms, on the monotonic clock."""
 
     def becomes_unaligned(self) -> bool:
-        """Makes a due checkpoint unaligned. Returns whether it is due, and was not unaligned."""
+        """Makes a due checkpoint unaligned. Returns False if it is not due, or is unaligned or
+        taken already.
+        """
         take = self.take
         if take is None or take.unaligned or self.snapshot is not None:
             return False
@@ -100,11 +103,13 @@ class TaskCheckpoint:
         output: TaskOutput,
         network: NetworkInput | None,
     ) -> None:
-        """Sends the barrier in its turn, or ahead of waiting data, which `capture` then stores.
+        """Sends the barrier behind the waiting data, or ahead of it; then `capture` stores this
+        data.
 
-        An aligned checkpoint has data in flight only if it interrupts timers that fire. But its
-        barrier may have to overtake later. It always keeps the event time of the input, because
-        other subtasks may have data in flight. A savepoint has none anywhere.
+        An aligned checkpoint has in-flight data at this point only if it interrupts timers that
+        fire. But its barrier may have to overtake later. It always stores the event time of the
+        input, because other subtasks may have in-flight data. A savepoint contains no in-flight
+        data in any subtask.
         """
         if not take.unaligned:
             output.flush()
@@ -128,7 +133,9 @@ class TaskCheckpoint:
             self.left_behind = {}
 
     def hurry(self, output: TaskOutput) -> None:
-        """Lets the barrier of an aligned checkpoint overtake where it still waits in the output."""
+        """Lets the barrier of an aligned checkpoint overtake the data before it, wherever it still
+        waits in the output.
+        """
         if self.capture is not None and self.take is not None and not self.take.unaligned:
             output.hurry(replace(self.take.barrier, unaligned=True), self.capture)
 
@@ -140,12 +147,12 @@ class TaskCheckpoint:
             self.capture.keep_input(channel, elements)
 
     def captured(self, channel: int) -> None:
-        """Ends the capture of one channel, whose barrier has come."""
+        """Ends the capture of one channel, because its barrier has arrived."""
         if self.capture is not None:
             self.capture.channels.pop(channel, None)
 
     def capture_complete(self, complete: CaptureComplete) -> None:
-        """Ends the capture of the input: all barriers have come."""
+        """Ends the capture of the input, because all barriers have arrived."""
         capture = self.capture
         if capture is not None:
             capture.alignment_ms = complete.alignment_ms
@@ -154,7 +161,9 @@ class TaskCheckpoint:
             capture.channels.clear()
 
     def end(self) -> None:
-        """Releases all data, after the checkpoint was written or aborted. Idempotent."""
+        """Releases all captured data and views, after the checkpoint was written or aborted.
+        Idempotent.
+        """
         self.left_behind = {}
         if self.capture is not None:
             self.capture.channels.clear()
@@ -184,7 +193,9 @@ class StateStore(Protocol):
     """The interface of the flow's store for a task."""
 
     def output(self, directory: str = "") -> StateOutput:
-        """Returns the output for state: below the flow's root, or below the URL of a savepoint."""
+        """Returns the output for state: below the flow's root, or below `directory`, the URL of a
+        savepoint.
+        """
 
     def input(self) -> StateInput:
         """Returns a reader of state files, which finds each file by the location in its handle."""
@@ -209,10 +220,11 @@ class SubtaskSnapshot:
     async def take(
         self, runtime: OperatorRuntime, source: Callable[[], SourceState] | None
     ) -> None:
-        """Takes the synchronous part, tail to head. Awaits what an operator returns.
+        """Does the synchronous part of the checkpoint, operator by operator, tail to head.
 
-        The task does nothing else meanwhile. `source` returns the positions of the source. Its
-        context is the first and has no operator. After an error all views are cancelled.
+        The task does nothing else until then, even if `snapshot_state` of an operator is
+        asynchronous. `source` returns the positions of the source, whose context is the first and
+        has no operator. After an error all views are cancelled.
         """
         try:
             await runtime.snapshot_state(self.barrier.checkpoint_id)

@@ -1,8 +1,8 @@
-"""Checkpoint messages from the worker as mail: triggers of sources, and notices of the result.
+"""Checkpoint messages from the worker as mail: triggers for sources, and notices of the result.
 
-A trigger waits for its turn in the mailbox, unless its barrier overtakes. Notices overtake all
-other mail, and reach operators that wait inside their own action. While the task does not run,
-triggers are declined. Of the notices, only those about aborted checkpoints are noted.
+A trigger waits for its turn in the mailbox, unless its barrier overtakes data. Notices overtake all
+other mail, and also reach operators that wait inside their own action. While the task does not run,
+triggers are declined, and only notices about aborted checkpoints are remembered.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class CheckpointMail:
         self._notices = runtime.processor.executor(MAX_PRIORITY)
         self._parking = runtime.parking
         self._early_aborts: list[int] = []
-        """Aborted checkpoints whose notices came before the task ran."""
+        """Aborted checkpoints whose notices arrived before the task ran."""
         self._checkpoints: SubtaskCheckpoints | None = None
         self._network: NetworkInput | None = None
 
     def open(self, checkpoints: SubtaskCheckpoints, task_input: NetworkInput | SourceInput) -> None:
-        """Passes messages on to these parts from now on, beginning with the early aborts."""
+        """Passes messages to these two objects from now on, beginning with the early aborts."""
         self._checkpoints = checkpoints
         self._network = task_input if isinstance(task_input, NetworkInput) else None
         for checkpoint_id in self._early_aborts:
@@ -88,7 +88,9 @@ class CheckpointMail:
         )
 
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        """Notifies the task that the checkpoint will not complete; `latest_completed` did."""
+        """Notifies the task that the checkpoint will not complete. `latest_completed` is the last
+        completed checkpoint.
+        """
         if self._life.phase < TaskPhase.RUNNING:
             if self._checkpoints is None:
                 self._early_aborts.append(checkpoint_id)
@@ -102,7 +104,9 @@ class CheckpointMail:
         )
 
     def phase(self, checkpoint_id: int, inputs: Sequence[str]) -> str:
-        """Returns what a checkpoint waits for here, for logs. `inputs` names the channels."""
+        """Returns what a checkpoint waits for in this task, for the log. `inputs` are the names of
+        the channels.
+        """
         return self._served.phase(checkpoint_id, inputs)
 
     def urgently(self, action: Callable[[], None], description: str) -> None:
@@ -111,7 +115,7 @@ class CheckpointMail:
             self._notices.execute(action, description, urgent=True)
 
     def _refuse(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
-        """Declines a checkpoint; downstream tasks must not wait for it."""
+        """Declines a checkpoint, and cancels it downstream, so that no task waits for it."""
         self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
         if self._environment.responder is not None:
             self._environment.responder.decline_checkpoint(

@@ -1,7 +1,8 @@
-"""The checkpoints of one subtask: their order, messages downstream and to the job master, notices.
+"""The checkpoints of one subtask: their order, the messages downstream and to the JobMaster, and
+notices.
 
-One checkpoint, between two slices and with nothing waiting in the chain (after Flink's
-SubtaskCheckpointCoordinatorImpl):
+An aligned checkpoint is taken between two slices, while nothing waits in the chain. Its steps
+(after Flink's SubtaskCheckpointCoordinatorImpl):
 
     0  aborted before it began: only a CancelCheckpointMarker goes downstream
     1  prepare, head to tail; what operators emit for it is worked off first
@@ -12,21 +13,21 @@ SubtaskCheckpointCoordinatorImpl):
     4  write the views in a child of the task, while records go on
     5  acknowledge, once everything is written
 
-An unaligned one waits for nothing: data in the chain, the output and the input is stored with it
-(`task.checkpoint`), and the barrier overtakes that data. A checkpoint may be unaligned from the
-start. An aligned one becomes unaligned if it takes too long, here or in the output.
+An unaligned checkpoint waits for nothing: it stores the data in the chain, the output and the input
+(`task.checkpoint`), and its barrier overtakes this data. A checkpoint may be unaligned from the
+start. An aligned checkpoint becomes unaligned if it takes too long, in this task or in its output.
 
-Very many due timers and windows do not hold up a checkpoint. An unaligned one interrupts them at
-once, an aligned one after `FIRING_S`. Those that are left are state, and the elements behind them
-are stored like data in flight. A savepoint holds no data in flight and waits for all of them.
-These are Flink's interruptible timers.
+Very many due timers and windows do not delay a checkpoint. An unaligned checkpoint interrupts them
+at once, an aligned one after `FIRING_S`. The timers that have not fired are part of the state, and
+the elements behind them are stored like in-flight data. A savepoint contains no in-flight data, so
+it waits until all timers have fired. These are Flink's interruptible timers.
 
 An error in steps 1 to 3 fails the task too, because its state may be incomplete. An error in step 4
 declines the checkpoint, and the task goes on. After a checkpoint that holds, the task processes
-nothing until it is cancelled, or the checkpoint is aborted. It is declined if a call in a thread
-does not end in time, because no new attempt may run beside that call. Ids only rise: one that is
-not above the last is ignored. Notices about completed and aborted checkpoints reach every operator
-once, in order, tail to head.
+nothing until it is cancelled, or the checkpoint is aborted. Such a checkpoint is declined if a call
+in a thread does not end in time, because no new attempt may run beside the call. Checkpoint ids
+only rise: an id that is not above the last one is ignored. Notices about completed and aborted
+checkpoints reach every operator once, in order, tail to head.
 """
 
 from __future__ import annotations
@@ -70,19 +71,20 @@ __all__ = ["SubtaskCheckpoints"]
 logger = logging.getLogger(__name__)
 
 ABORTED_MAX = 128
-"""Kept notices about checkpoints that did not begin here.
+"""Maximum number of remembered aborts of checkpoints that have not begun here.
 
-Later triggers of older ones never come.
+Older aborts can be forgotten, because triggers of older checkpoints no longer come.
 """
 
 
 NAMED_MAX = 3
-"""Number of channels whose names a log has."""
+"""Maximum number of channels that a log message names."""
 
 FIRING_S = 0.1
 """Time that due timers have to fire before an aligned checkpoint interrupts them.
 
-A checkpoint without data in flight can be restored by a flow that has changed.
+Waiting a little pays, because a flow that has changed can only restore a checkpoint without
+in-flight data.
 """
 
 
@@ -101,8 +103,8 @@ class SubtaskCheckpoints:
     ) -> None:
         """`schedule(timestamp_ms, callback)` registers a timer.
 
-        `restored`: the checkpoint that the operators were restored from, or 0. The default action
-        is resumed when `is_urgent`, `is_due` or `may_end` may have changed.
+        `restored` is the checkpoint from which the operators were restored, or 0. This object
+        resumes the default action when `is_urgent`, `is_due` or `may_end` may have changed.
         """
         self._attempt = attempt
         self._environment = environment
@@ -117,9 +119,9 @@ class SubtaskCheckpoints:
         self.is_held = False
         """Whether the task must process nothing more: the job restarts from a checkpoint."""
         self._held_by: int | None = None
-        """That checkpoint. If it is aborted, the task goes on."""
+        """The checkpoint for which the task is held. If it is aborted, the task goes on."""
         self._checkpoints: dict[int, TaskCheckpoint] = {}
-        """Checkpoints that are known here, until they are written or aborted."""
+        """Id -> checkpoint that this subtask knows, until it is written or aborted."""
         self._due: deque[TaskCheckpoint] = deque()
         self._prepared = 0
         self._announced = restored
@@ -138,9 +140,9 @@ class SubtaskCheckpoints:
 
     @property
     def interrupts(self) -> bool:
-        """Whether to take the first due checkpoint while timers fire.
+        """Whether to take the first due checkpoint although timers are still firing.
 
-        To be asked when a checkpoint is due, and work waits in the chain.
+        Read only when a checkpoint is due, and work waits in the chain.
         """
         first = self._due[0]
         return (
@@ -152,11 +154,13 @@ class SubtaskCheckpoints:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a checkpoint is due, or announced: operators must not hold it up."""
+        """Whether a checkpoint is due or announced, so that operators must not delay it."""
         return bool(self._due) or self._announced > self._last
 
     def announced(self, checkpoint_id: int) -> None:
-        """Notes that the barriers of a checkpoint are on their way, and tells the consumers."""
+        """Notes that the barriers of a checkpoint are on their way, and announces it to the
+        consumers.
+        """
         known = self._checkpoints.get(checkpoint_id)
         if checkpoint_id <= max(self._announced, self._last) or (known and known.is_aborted):
             return
@@ -165,7 +169,7 @@ class SubtaskCheckpoints:
         self._runtime.parking.resume()
 
     def _of(self, checkpoint_id: int) -> TaskCheckpoint:
-        """Returns the checkpoint of this id; makes it if it is new."""
+        """Returns the checkpoint with this id, created if it is new."""
         found = self._checkpoints.get(checkpoint_id)
         if found is None:
             found = TaskCheckpoint(checkpoint_id)
@@ -195,7 +199,9 @@ class SubtaskCheckpoints:
         self.due(Take(barrier, barrier.unaligned, start_delay_ms=delay))
 
     def _look(self) -> None:
-        """Updates `is_urgent` after the first due checkpoint changed, or became urgent."""
+        """Updates `is_urgent` after the first due checkpoint has changed, or has become unaligned
+        or aborted.
+        """
         first = self._due[0] if self._due else None
         self.is_urgent = first is not None and (
             first.is_aborted or (first.take is not None and first.take.unaligned)
@@ -204,10 +210,11 @@ class SubtaskCheckpoints:
             self._runtime.parking.resume()
 
     def time_out(self, at_ms: int) -> None:
-        """Switches checkpoints from aligned to unaligned at this time of the wall clock.
+        """Schedules the switch from aligned to unaligned checkpoints at this time of the wall
+        clock.
 
-        The only place that does so: whether a checkpoint is being aligned, is due, or its barrier
-        waits in the output.
+        This is the only timer for it. It serves checkpoints that are being aligned, that are due,
+        and whose barrier waits in the output.
         """
         self._schedule(at_ms, self._on_timeout)
 
@@ -262,8 +269,8 @@ class SubtaskCheckpoints:
     def prepare(self) -> bool | Awaitable[None]:
         """Does step 1, as far as possible without waiting. Returns True when it is done.
 
-        Returns False if an operator emitted a batch, which has to leave the chain first. An
-        operator that has to wait for its batch gives an awaitable. Then the call is repeated.
+        Returns False if an operator emitted a batch, which has to leave the chain first. Returns an
+        awaitable if an operator has to wait for its batch. In both cases, call again afterwards.
         """
         checkpoint_id = self._due[0].checkpoint_id
         if checkpoint_id <= self._last or self._due[0].is_aborted:
@@ -289,7 +296,7 @@ class SubtaskCheckpoints:
     async def _emit_prepared(
         self, index: int, checkpoint_id: int, prepared: Awaitable[RecordBatch]
     ) -> None:
-        """Emits the batch that operator `index` has to wait for."""
+        """Awaits the batch that operator `index` prepares, and emits it."""
         try:
             with naming(self._runtime.operators[index], "prepare_snapshot_pre_barrier()"):
                 batch = await prepared
@@ -299,11 +306,11 @@ class SubtaskCheckpoints:
         self._runtime.emit_from(index, batch)
 
     async def _prepare_at_once(self) -> None:
-        """Does step 1 of a checkpoint with data in flight: emitted batches wait behind the rest and
-        are stored.
+        """Does step 1 of a checkpoint that stores in-flight data: batches that operators emit now
+        are queued in the chain and stored too.
 
-        A window in the middle of a firing has no consistent state, so it finishes first. It does
-        not wait for room, but the loop gets its turns.
+        A window that is firing has no consistent state, so its firing is completed first. This does
+        not wait for room in the output, but other tasks of the loop get their turns.
         """
         for _ in self._chain.finish_pending():
             await asyncio.sleep(0)
@@ -366,7 +373,9 @@ class SubtaskCheckpoints:
         checkpoint.writing.add_done_callback(partial(self._written, checkpoint))
 
     def _begin(self, checkpoint: TaskCheckpoint) -> None:
-        """Makes `checkpoint` the last one. Older ones will not begin any more."""
+        """Records `checkpoint` as the last one that has begun, and forgets older checkpoints that
+        have not begun: they never will.
+        """
         self._last = checkpoint.checkpoint_id
         self._checkpoints = {
             id_: known
@@ -377,7 +386,7 @@ class SubtaskCheckpoints:
     async def _write(
         self, checkpoint: TaskCheckpoint, take: Take, snapshot: SubtaskSnapshot
     ) -> None:
-        """Does step 4. Raises only CancelledError."""
+        """Does steps 4 and 5. Raises only CancelledError."""
         barrier = take.barrier
         environment = self._environment
         assert environment.store is not None and environment.responder is not None, (
@@ -421,7 +430,9 @@ class SubtaskCheckpoints:
         )
 
     def phase(self, checkpoint_id: int, inputs: Sequence[str]) -> str:
-        """Returns what a checkpoint waits for here, for logs. `inputs` names the channels."""
+        """Returns what a checkpoint waits for in this subtask, for the log. `inputs` are the names
+        of the channels.
+        """
         checkpoint = self._checkpoints.get(checkpoint_id)
         missing = [] if self._network is None else self._network.barriers.missing(checkpoint_id)
         names = ", ".join(inputs[channel] for channel in missing[:NAMED_MAX])
@@ -442,7 +453,9 @@ class SubtaskCheckpoints:
         return alignment if missing else "trigger, which the task has not processed"
 
     async def _calls_end(self, checkpoint_id: int) -> bool:
-        """Waits for calls in threads, and declines the checkpoint if they do not end in time."""
+        """Waits until the calls in threads have ended. Declines the checkpoint if they do not end
+        in time.
+        """
         timeout_s = self._environment.options.cancellation_timeout_s
         operator = await self._runtime.calls.outlasting(timeout_s)
         if operator is None:
@@ -456,9 +469,9 @@ class SubtaskCheckpoints:
         return False
 
     def _written(self, checkpoint: TaskCheckpoint, _writing: asyncio.Task[None]) -> None:
-        """Cleans up after a write.
+        """Cleans up after the writing task of a checkpoint has ended.
 
-        The child itself cannot: it may be cancelled before its first step.
+        The writing task cannot do this itself, because it may be cancelled before its first step.
         """
         if self._checkpoints.get(checkpoint.checkpoint_id) is checkpoint:
             del self._checkpoints[checkpoint.checkpoint_id]
@@ -507,7 +520,7 @@ class SubtaskCheckpoints:
     def completed(self, checkpoint_id: int) -> None:
         """Notifies all operators that the checkpoint and all before it are durable.
 
-        Raises the first error of an operator after that.
+        Then raises the first error of an operator, if any.
         """
         if checkpoint_id <= self._completed:
             return
@@ -527,9 +540,9 @@ class SubtaskCheckpoints:
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """Notifies all operators that the checkpoint will not complete.
 
-        `latest_completed` did complete, perhaps without a notice here.
+        `latest_completed` is the last completed checkpoint; its notice may not have arrived here.
 
-        Its trigger may still come.
+        The trigger or barrier of the aborted checkpoint may still arrive.
         """
         if checkpoint_id == self._held_by:
             self._held_by, self.is_held = None, False
@@ -558,15 +571,15 @@ class SubtaskCheckpoints:
 
     @property
     def _aborted(self) -> list[int]:
-        """Ids of checkpoints that were aborted before they began here."""
+        """Ids of the checkpoints that were aborted before they began in this subtask."""
         return [id_ for id_, one in self._checkpoints.items() if one.is_aborted]
 
     # The end.
 
     def end_of_data(self, *, drained: bool) -> None:
-        """Notes that every record is processed.
+        """Notes that all records have been processed.
 
-        The task ends after the completion of a checkpoint that it takes from now on.
+        The task ends once a checkpoint that starts after this has completed.
         """
         self._ended, self._drained = True, drained
         if self._environment.responder is not None:
@@ -576,8 +589,8 @@ class SubtaskCheckpoints:
     def may_end(self) -> bool:
         """Whether the task may end.
 
-        A checkpoint taken after the end of data must have completed. No later one may still need
-        the running task: to see a barrier, or an abort.
+        A checkpoint taken after the end of data must have completed. No later checkpoint may still
+        need the running task, to receive a barrier or an abort.
         """
         return (
             self._first_after_end is not None
@@ -586,6 +599,6 @@ class SubtaskCheckpoints:
         )
 
     async def written(self) -> None:
-        """Waits until all writes have ended; for use after `may_end`."""
+        """Waits until all writes have ended. Called after `may_end` is true."""
         writing = [one.writing for one in self._checkpoints.values()]
         await wait_all([task for task in writing if task is not None])

@@ -1,7 +1,7 @@
 """Names the user code of a task in its errors, and closes it, tail first.
 
-Errors do not stop the closing; the first one is kept. A task closes each function within a limit
-(`ending.EndWatch.close`), so that one which hangs keeps no other one open.
+Errors do not stop the closing; the first error is kept. A task closes each function within a time
+limit (`ending.EndWatch.close`), so that a function that hangs does not keep others open.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ __all__ = [
 ]
 
 CLEANUP_TIMEOUT_S = 30.0
-"""Minimum time that `close()` of a function has in a task whose stream has ended."""
+"""Time that `close()` of a function has at least, in a task whose stream has ended."""
 
 logger = logging.getLogger(__name__)
 
 WithinLimit = Callable[[Coroutine[Any, Any, None], str], Awaitable[BaseException | None]]
-"""Runs the code that closes the function at a place, and returns the error if it took too long."""
+"""A function that runs a coroutine, which closes the user code at the named place. It returns an
+error if that took too long.
+"""
 
 
 async def close_reader(
@@ -48,7 +50,7 @@ async def close_reader(
     errors: list[BaseException],
     limit: WithinLimit | None = None,
 ) -> None:
-    """Closes the reader by `close`. An error goes into `errors`."""
+    """Closes the reader by calling `close`. An error goes into `errors`."""
     await _close(close, f"close() of {place}", errors, limit)
 
 
@@ -105,7 +107,9 @@ def attach_errors(first: BaseException, others: Sequence[BaseException]) -> None
 
 @contextmanager
 def naming(operator: Operator, what: str) -> Iterator[None]:
-    """Adds the operator to errors inside the block, as a note. `what` is the call in progress."""
+    """Adds a note to errors inside the block that names the operator. `what` is the call in
+    progress.
+    """
     try:
         yield
         check_own_task()
@@ -118,8 +122,8 @@ def naming(operator: Operator, what: str) -> Iterator[None]:
 def naming_source(
     context: TaskOperatorContext, scope: Scope, what: str = "open()"
 ) -> Iterator[None]:
-    """Attributes the tasks and threads that a reader starts in `open()` to the source, although
-    another operator may be current.
+    """Attributes the tasks and threads that a reader starts in `open()` to the source, although the
+    scope may be at another operator.
     """
     token = enter_scope(scope.at(context))
     try:
@@ -133,6 +137,6 @@ def naming_source(
 
 
 def source_place(context: TaskOperatorContext) -> str:
-    """Returns source and subtask as notes on errors spell them."""
+    """Returns the name of the source and its subtask, as notes on errors show them."""
     runtime = context.runtime
     return f"source {context.name!r}, subtask {runtime.subtask_index + 1}/{runtime.parallelism}"

@@ -65,7 +65,7 @@ class RuntimeOwner(Protocol):
     def resources(self) -> Resources: ...
     @property
     def group(self) -> OrderedTaskGroup:
-        """Owner of helper tasks."""
+        """The task group for helper tasks."""
 
     def report(self, error: BaseException) -> None:
         """Fails the task with the error of a helper task."""
@@ -76,7 +76,7 @@ class TaskServices(RuntimeOwner, Protocol):
 
     @property
     def calls(self) -> BlockingCalls:
-        """The calls of its functions in threads."""
+        """The calls of the task's functions in threads."""
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None: ...
     def emit_side(self, operator_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None: ...
@@ -84,14 +84,16 @@ class TaskServices(RuntimeOwner, Protocol):
 
 
 class SourceOwner(Protocol):
-    """The interface of the task for a source's context, beside its `TaskServices`."""
+    """The interface of the task for a source's context, in addition to `TaskServices`."""
 
     @property
     def input_watermark(self) -> int:
         """The current watermark of the input."""
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
-        """Cancels `task`, which runs the code of the source, and waits for its end."""
+        """Cancels the asyncio task `task`, which runs code of the source, and waits until it has
+        ended.
+        """
 
 
 @dataclass(slots=True)
@@ -111,11 +113,13 @@ class SubtaskRuntimeContext:
     job_id: str = ""
     restored_checkpoint: int | None = None
     function_mailbox: FunctionMailbox | None = None
-    """The mailbox of the function; None where a task runs only while it is asked for rows."""
+    """The mailbox of the function; None in tasks that run only while they are asked for rows
+    (Spark).
+    """
     _slowest_ms: float = field(default=0.0, init=False, repr=False, compare=False)
 
     def note_slow(self, seconds: float) -> None:
-        """Counts a time in which the operator held the event loop."""
+        """Counts a period of `seconds` during which the operator blocked the event loop."""
         self.metrics.counter("slowCallbacks").inc()
         self._slowest_ms = slowest_ms = max(self._slowest_ms, seconds * 1000.0)
         self.metrics.gauge("slowestCallbackMs", lambda: slowest_ms)
@@ -133,13 +137,15 @@ class SubtaskRuntimeContext:
 
     @property
     def is_restored(self) -> bool:
-        """Whether it was restored from a checkpoint, even if this subtask's share is empty."""
+        """Whether the operator was restored from a checkpoint, even if this subtask's share of the
+        state is empty.
+        """
         return self.operator_state.is_restored
 
     def get_state(self, descriptor: StateDescriptor) -> Any:
         """Returns state of the current key, of the kind that `descriptor` declares.
 
-        Raises StateError without `key_by`, and for another kind.
+        Raises StateError without `key_by`, and for a descriptor of another kind of state.
         """
         return self._declared(ValueStateDescriptor, descriptor)
 
@@ -198,7 +204,7 @@ class TaskOperatorContext:
     """
 
     offers_mailbox = True
-    """Whether functions may put mail, because the task runs mail at any time."""
+    """Whether functions have a mailbox, because the task runs mail at any time."""
 
     def __init__(
         self,
@@ -256,7 +262,9 @@ class TaskOperatorContext:
 
     @property
     def timer_services(self) -> list[InternalTimerService]:
-        """All timer services of the operator, in order of creation: part of its snapshot."""
+        """All timer services of the operator, in order of creation. They are part of its
+        snapshot.
+        """
         return self._timer_services
 
     @property
@@ -311,7 +319,7 @@ class TaskOperatorContext:
     def run_in_scope(self, action: Callable[..., object], *args: object) -> object:
         """Runs mail of this operator.
 
-        Context variables name the operator, and so do errors of the mail.
+        The current scope names the operator, and errors of the mail get a note that names it.
         """
         self.enter_scope()
         try:
@@ -327,7 +335,7 @@ class TaskOperatorContext:
         return self._named(result) if isinstance(result, Coroutine) else result
 
     def enter_scope(self) -> None:
-        """Has context variables name this operator."""
+        """Makes the current scope name this operator."""
         self._scope.operator_context = self
 
     async def _named(self, awaited: Awaitable[object]) -> object:
@@ -341,7 +349,7 @@ class TaskOperatorContext:
 
     @property
     def place(self) -> str:
-        """The name of the operator and its subtask, for messages."""
+        """The name of the operator and its subtask, for log and error messages."""
         return (
             f"operator {self.name!r}, subtask "
             f"{self.runtime.subtask_index + 1}/{self.runtime.parallelism}"

@@ -7,10 +7,10 @@
 
 `finish` processes all remaining work. No checkpoint is taken meanwhile, since operators are between
 their last element and their end. `leave` then closes the stream. With checkpoints the task lingers
-first: it serves mail and barriers until a checkpoint taken after its end has completed. So sinks
-commit, and a restart before that continues from the last checkpoint.
+first: it serves mail and barriers until a checkpoint taken after the end of its data has completed.
+So sinks commit, and a restart before that continues from the last checkpoint.
 
-The end of a cancelled task is enforced: the watch names user code that does not end, then closes
+The end of a cancelled task is enforced: `EndWatch` names user code that does not end, then closes
 it. A function that catches CancelledError and goes on would keep its task, its job and `cancel()`
 waiting for ever. After the timeout the watch logs which operator holds the task, and where its code
 waits. In a worker process `on_stuck` then ends the process. In the user's program the code is
@@ -66,13 +66,13 @@ class TaskPhase(IntEnum):
     ENDED = 3
     """The input has ended. Results of async functions may still come."""
     FINISHING = 4
-    """Operators are between their last element and their end: no checkpoint is taken."""
+    """Operators are finishing, after their last element: no checkpoint is taken."""
     LINGERING = 5
     """Waits for the checkpoint that commits everything."""
     LEAVING = 6
-    """The last checkpoint is complete, and the partitions end. Only with checkpoints."""
+    """The last checkpoint has completed, and the partitions are ending. Only with checkpoints."""
     CLOSED = 7
-    """The loop is over, and parts are closed."""
+    """The loop has ended, and the parts of the task are being closed."""
 
 
 class TaskLife:
@@ -97,7 +97,7 @@ class TaskLife:
 class TaskEnd:
     """Drives the mailbox loop of a task whose input has ended.
 
-    The default action asks it what remains to be done.
+    The default action asks this object what remains to be done.
     """
 
     def __init__(
@@ -116,11 +116,13 @@ class TaskEnd:
         self._processor = runtime.processor
         self._timers = timers
         self._processed = AVAILABLE
-        """Whether consumers have processed everything sent; used while the task lingers."""
+        """Available once consumers have processed everything that was sent. Used while the task
+        lingers.
+        """
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the task lingers and must still wait."""
+        """Whether the task is lingering and must still wait."""
         return self._life.phase is TaskPhase.LINGERING and not self._may_end
 
     @property
@@ -145,9 +147,10 @@ class TaskEnd:
             self._output.emit(empty_batch(MAX_WATERMARK))
 
     async def leave(self, *, drain: bool, checkpointing: bool) -> None:
-        """Sends the end downstream.
+        """Sends the end of the stream downstream.
 
-        With `checkpointing` it goes before the last checkpoint, otherwise after the last mail.
+        With `checkpointing`, EndOfData is sent before the last checkpoint, otherwise after the last
+        mail.
         """
         if checkpointing:
             self._output.end_of_data(drain=drain)
@@ -163,12 +166,12 @@ class TaskEnd:
         """Waits for consumers, for the checkpoint that commits everything, and for the commits of
         sinks.
 
-        The end of a partition waits behind its records. If the task ended before they are
-        processed, no task would send barriers ahead of them. Then no checkpoint could complete
-        until they are processed.
+        The end of a partition waits behind the partition's records. If the task ended before these
+        records are processed, no task would be left to send barriers that overtake them. Then no
+        checkpoint could complete until they are processed.
 
-        A checkpoint may begin until the last mail has run. The task lingers until that checkpoint
-        needs no more mail: while `written` waits, barriers and aborts are not processed.
+        Checkpoints may begin until the last mail has run. The task lingers until none of them needs
+        further mail, because barriers and aborts are not processed while `written` waits.
         """
         self._life.phase = TaskPhase.LINGERING
         self._checkpoints.end_of_data(drained=drain)
@@ -180,7 +183,7 @@ class TaskEnd:
 
     async def _settle(self) -> None:
         """Runs mail and the chain until no work waits, no operator expects results, and the task
-        does not linger.
+        need not linger any longer.
         """
         self._runtime.parking.resume()
         while True:
@@ -197,11 +200,12 @@ logger = logging.getLogger(__name__)
 
 
 class EndWatch:
-    """The watch of one task, from `begin` to `over`, when its functions have ended.
+    """Enforces the end of one task, from `begin` until `over`, which is called when its functions
+    have ended.
 
-    Closing has its own timeout, see `close`. `group` holds its helper tasks. `on_stuck(error)`, if
-    given, ends the process. `on_abandoned` is called when the task itself, not a helper, is
-    abandoned.
+    Closing functions has its own timeout, see `close`. `group` contains the helper tasks of the
+    task. `on_stuck(error)`, if given, ends the process. `on_abandoned` is called when the task
+    itself, not a helper, is abandoned.
     """
 
     def __init__(
@@ -215,7 +219,7 @@ class EndWatch:
         on_abandoned: Callable[[], None],
     ) -> None:
         self.error: CancellationTimeout | None = None
-        """The error of the task, set after the timeout."""
+        """The error of the task, set once the timeout has passed."""
         self._name = name
         self._timeout_s = timeout_s
         self._scope = scope
@@ -227,14 +231,19 @@ class EndWatch:
         self._helpers_only = False
         self._timer: asyncio.TimerHandle | None = None
         self._cut_short: asyncio.Future[None] | None = None
-        """While functions are closed: done once the task has failed or is cancelled."""
+        """A future that is done once the task has failed or is cancelled. Exists while functions
+        are being closed.
+        """
         self._closed_by_s: float | None = None
-        """Time of the loop after which each function has only CANCEL_GRACE_S for its `close()`."""
+        """Time on the loop's clock after which each function has only CANCEL_GRACE_S for its
+        `close()`.
+        """
 
     def begin(self, owner: asyncio.Task[Any], *, helpers_only: bool = False) -> None:
         """Starts the watch; `owner` runs the task.
 
-        `helpers_only`: its own loop has ended, and its helpers were cancelled.
+        `helpers_only` means that the mailbox loop of the task has ended, and that its helpers were
+        cancelled.
         """
         if self._cut_short is not None:
             if not self._cut_short.done():
@@ -269,12 +278,13 @@ class EndWatch:
         """Runs `closing`, which closes the function at `place`. Returns an error if it is cut off:
         a CancellationTimeout only if the code goes on after its cancellation.
 
-        A task that failed or was cancelled (`is_cut_short`), also meanwhile, gives it the timeout
-        of cancellation, and one whose stream has ended at least CLEANUP_TIMEOUT_S. Then it is
-        cancelled. All functions of a task that failed or was cancelled share that timeout and half
-        of CLEANUP_TIMEOUT_S: see `until_overdue`. Code that swallows its cancellation ends a worker
-        process, and is closed by force in the user's program. The function of a source ends first,
-        with a timeout of its own: see `end_source_code`.
+        `closing` is cancelled after a timeout. If the task has failed or was cancelled
+        (`is_cut_short`, or during this call), this is the cancellation timeout. If its stream has
+        ended, it is at least CLEANUP_TIMEOUT_S. All functions of a task that failed or was
+        cancelled together have the cancellation timeout and half of CLEANUP_TIMEOUT_S. Code that
+        swallows its cancellation ends a worker process, and is closed by force in the user's
+        program. The function of a source ends first, with a timeout of its own: see
+        `end_source_code`.
         """
         loop = asyncio.get_running_loop()
         if self._cut_short is None:
@@ -356,11 +366,11 @@ class EndWatch:
 async def end_source_code(
     task: asyncio.Task[Any], place: str, name: str, timeout_s: float
 ) -> CancellationTimeout | None:
-    """Cancels `task`, in which the code of a source runs, and waits for its end.
+    """Cancels `task`, in which the code of a source runs, and waits until it has ended.
 
-    Returns None if the code ended within `timeout_s`. Otherwise the code is closed by force, and
-    abandoned if it goes on even then. Then the error is returned. It names `place`, and the task of
-    the job by its `name`.
+    Returns None if the code ended within `timeout_s`. Otherwise closes the code by force, and
+    abandons it if it goes on even then. In this case returns an error that names `place`, and the
+    job's task by its `name`.
     """
     end_task(task)
     if await wait_all([task], timeout_s=timeout_s):

@@ -1,9 +1,9 @@
-"""Options of a task from its run, and the resources of one job on one worker.
+"""The options of a run for its tasks, and the resources of one job on one worker.
 
 Resources are opened on first use, and closed after the last task, in reverse order. Each resource
 lives inside one asyncio task of its own from enter to exit. Libraries tie cancel scopes and context
-variables to the task that entered. Tasks that ask meanwhile wait for the same opening. If it fails,
-all of them get its error.
+variables to the task that entered. Tasks that request a resource while it is being opened wait for
+it. If opening fails, all of them get the error.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CheckpointTaskOptions:
     """Settings of a task that takes part in checkpoints."""
 
     store: str
-    """URL of the flow's root in the store; each process opens it for itself.
+    """URL of the flow's root directory in the store. Each process opens the store itself.
 
     `memory://` keeps all content in the acknowledgements.
     """
@@ -69,16 +69,18 @@ class CheckpointTaskOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """Options of a run for its tasks; measurements chose the defaults."""
+    """Options of a run for its tasks. The defaults were chosen by measurement."""
 
     batch_records_max: int = BATCH_RECORDS_MAX
     slice_ns: int = SLICE_NS
     flush_max_age_ns: int = FLUSH_MAX_AGE_NS
     state_backend: str | StateBackend = "heap"
     configuration: Mapping[str, str] = field(default_factory=dict)
-    """Configuration of the cluster, for what the program leaves open."""
+    """Configuration of the cluster, for settings that the program does not make."""
     checkpoints: CheckpointTaskOptions | None = None
-    """Settings of checkpoints. If set, prepared data becomes visible with a checkpoint."""
+    """Settings of checkpoints; None without checkpoints. With checkpoints, the data that sinks
+    prepare becomes visible when a checkpoint completes.
+    """
     replays: bool = False
     """Whether the job may restart its sources at their positions.
 
@@ -87,26 +89,26 @@ class TaskOptions:
     debug: bool = False
     """Whether to detect functions that change shared values."""
     strict: bool = False
-    """Whether the first value of an edge must be encodable for another process.
+    """Whether it is an error if the first value of an edge cannot be encoded for another process.
 
-    Otherwise only a warning is logged.
+    If False, only a warning is logged.
     """
     cancellation_timeout_s: float = 30.0
-    """How long functions may take to end once their task is cancelled."""
+    """Time that functions have to end once their task is cancelled."""
     latency_interval_ms: int | None = None
     """Time between two latency markers of a source. None: no markers."""
     local_state_bytes: int = LOCAL_BYTES_MAX
-    """Bytes of checkpointed state that a process keeps in memory for local restores. 0: all from
-    the store.
+    """Maximum bytes of checkpointed state that a process keeps in memory for local restores. 0:
+    everything is restored from the store.
     """
     local_recovery: str | None = None
     """Directory for copies of checkpointed state. "" means the directory of temporary files, None
     means memory.
     """
     local_recovery_bytes: int = LOCAL_FILE_BYTES_MAX
-    """Bytes of copies that a process keeps in `local_recovery`."""
+    """Maximum bytes of copies that a process keeps in `local_recovery`."""
     network_bytes: int = NETWORK_MEMORY_BYTES
-    """Bytes of data in flight that the tasks of a process may hold together."""
+    """Maximum bytes of in-flight data of all tasks of a process together."""
 
     @property
     def checkpointing(self) -> bool:
@@ -115,7 +117,8 @@ class TaskOptions:
 
 
 class CheckpointResponder(Protocol):
-    """Receives the reports of this worker's tasks: the job master, or its gateway in the worker.
+    """The receiver of the reports of this worker's tasks: the JobMaster, or its gateway in the
+    worker.
 
     Calls never block.
     """
@@ -142,13 +145,15 @@ class CheckpointResponder(Protocol):
         """
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
-        """Reports that every record is processed.
+        """Reports that the subtask has processed all its records.
 
-        The subtask ends after the next checkpoint that completes.
+        The subtask ends once a checkpoint that starts after this has completed.
         """
 
     def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
-        """Reports the event time of a source; for an operator MAX: its first input is read."""
+        """Reports the event time of a source. For an operator, MAX_WATERMARK reports that it has
+        read the input that is read first.
+        """
 
 
 class PartitionRegistry(Protocol):
@@ -160,7 +165,8 @@ class PartitionRegistry(Protocol):
     ) -> tuple[list[InputChannel], LocalBufferPool | None]:
         """Opens the channels of a gate, local or remote.
 
-        Returns them with the memory of the remote ones, which the gate destroys.
+        Returns the channels, and the buffer pool of the remote channels, which the gate has to
+        destroy.
         """
 
 
@@ -175,23 +181,23 @@ class TaskEnvironment:
     metrics: MetricGroup
     options: TaskOptions
     codec: Codec = field(default_factory=Codec)
-    """Encodes users' state, with the types of the job."""
+    """Encoder of users' state, with the types of the job."""
     store: StateStore | None = None
     """Store of the job's flow, where checkpoints are taken or restored."""
     local_state: LocalState = field(default_factory=LocalState)
     """Local copies of the state that this worker's tasks wrote."""
     responder: CheckpointResponder | None = None
     on_stuck: Callable[[ExecutionAttemptId, CancellationTimeout], None] | None = None
-    """Ends the process because of a task that does not end.
+    """Ends the process because one of its tasks does not end.
 
-    None: the process is the user's program, so the task is given up.
+    None if the process is the user's program: then the task is abandoned.
     """
     watch: LoopWatch | None = None
-    """The watch of the loop, while tasks run; None in a simulation."""
+    """The watch that reports what blocks the loop, while tasks run; None in a simulation."""
     advised: set[str] = field(default_factory=set)
-    """Advice about running tasks that was logged."""
+    """Advice about running tasks that was already logged."""
     checked_edges: set[int] = field(default_factory=set)
-    """Edges whose first value was checked."""
+    """Ids of the edges whose first value was checked."""
     processing_ms: Callable[[], int] = field(init=False)
     """The clock of processing-time windows, timers and times to live."""
 
@@ -209,11 +215,13 @@ class _Opened:
         self.close: asyncio.Future[None] = loop.create_future()
         self.owner: asyncio.Task[None] | None = None
         self.error: BaseException | None = None
-        """The error of its close."""
+        """The error that closing the resource raised."""
 
 
 class ResourceScope:
-    """All resources of one job here. Call `get` from any task, `close` after the last task."""
+    """All resources of one job in this process. Call `get` from any task, and `close` after the
+    last task.
+    """
 
     def __init__(self) -> None:
         self._opened: dict[Resource, _Opened] = {}
@@ -221,7 +229,7 @@ class ResourceScope:
     async def get(self, resource: Resource) -> Any:
         """Returns the value of `resource`; opens it, and the resources that it uses, on first use.
 
-        After a failure the next call opens it again.
+        If opening fails, the next call tries again.
         """
         entry = self._opened.get(resource)
         if entry is None:

@@ -1,16 +1,17 @@
-"""The state machine of one attempt around its StreamTask. Its end is reported once.
+"""The state machine of one execution attempt, around its StreamTask. The final state is reported
+once.
 
     CREATED -> DEPLOYING -> INITIALIZING -> RUNNING -> FINISHED
     any of them -> CANCELING -> CANCELED, or -> FAILED
 
-A task whose user code does not end when it is cancelled has FAILED, too: see `end_watch`.
+A task whose user code does not end when it is cancelled becomes FAILED: see `ending.EndWatch`.
 
-A task that is cancelled before it ran never calls user code. An error caused by a cancellation is
-logged, and reported only if it came from closing. Consumers of a failed or cancelled task see their
-producer fail; they end CANCELED, not FAILED, and report that error. Only the input of the task can
-report a failed producer: a ProducerFailed of user code is an error like any other. A task that
-other code cancels (not the engine, or a loop that shuts down) has failed, so that the job sees it.
-After Flink's Task.
+A task that is cancelled before it runs never calls user code. An error that a cancellation causes
+is logged. It is reported only if it was raised while closing. Consumers of a failed or cancelled
+task see their producer fail; they end CANCELED, not FAILED, and report that error. Only the input
+of the task can report a failed producer: a ProducerFailed of user code is an error like any other.
+If its asyncio task is cancelled by other code than the engine or a loop that shuts down, the task
+becomes FAILED, so that the job notices. After Flink's Task.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class TaskExecution:
         report: StateReport,
         abandon: Callable[[asyncio.Task[None]], None] | None = None,
     ) -> None:
-        """`abandon(runner)`: the worker no longer waits for an asyncio task that does not end."""
+        """`abandon(runner)` is called so that the worker no longer waits for an asyncio task that
+        does not end.
+        """
         self.task = task
         self._abandon = abandon
         task.on_abandoned = self._on_abandoned
@@ -56,7 +59,9 @@ class TaskExecution:
     def transition(
         self, expected: ExecutionState, new: ExecutionState, error: BaseException | None = None
     ) -> bool:
-        """Compares and sets the state; reports on success."""
+        """Sets the state to `new` if it is `expected`, and then reports it. Returns whether it was
+        set.
+        """
         if self.state is not expected:
             return False
         logger.debug("%s %s: %s -> %s", self.task.name, self.attempt, expected.value, new.value)
@@ -96,8 +101,8 @@ class TaskExecution:
     def cancel(self) -> None:
         """Cancels the task.
 
-        In CREATED it ends at once and never runs; after the end it has no effect. A task that
-        failed by itself before, and is only cleaning up, still reports its error.
+        A task in state CREATED ends at once and never runs. A call after the end has no effect. A
+        task that has already failed, and is only cleaning up, still reports its error.
         """
         if self.transition(ExecutionState.CREATED, ExecutionState.CANCELED):
             return
@@ -121,7 +126,7 @@ class TaskExecution:
         self.transition(ExecutionState.INITIALIZING, ExecutionState.RUNNING)
 
     def _on_abandoned(self) -> None:
-        """Counts the task as ended for the job, although its code cannot be stopped."""
+        """Reports the task to the job as ended, although its code cannot be stopped."""
         self._end(None)
         if self._abandon is not None and self.runner is not None:
             self._abandon(self.runner)

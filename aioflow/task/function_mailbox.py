@@ -2,10 +2,10 @@
 elements.
 
 So a callback may use the state and the attributes of its function without a lock, even if another
-thread has put it. After Flink's MailboxExecutor.
+thread has submitted the callback. After Flink's MailboxExecutor.
 
-Invariant: a callback runs in the owner of the task, or not at all. While it runs, the current key
-of the operator is `key`. Afterwards the former current key is restored.
+Invariant: a callback runs in the asyncio task that owns the mailbox, or not at all. While it runs,
+the current key of the operator is `key`. Afterwards the former current key is restored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MailOwner(Protocol):
     def name(self) -> str: ...
     @property
     def place(self) -> str:
-        """The name of the operator and its subtask, for messages."""
+        """The name of the operator and its subtask, for log and error messages."""
 
     @property
     def runtime(self) -> _Subtask: ...
@@ -63,7 +63,7 @@ class MailOwner(Protocol):
         """Runs mail of the operator, with its context variables and its name in errors."""
 
     def enter_scope(self) -> None:
-        """Has context variables name this operator."""
+        """Makes the current scope name this operator."""
 
 
 class FunctionMailbox:
@@ -80,7 +80,7 @@ class FunctionMailbox:
     def submit(
         self, fn: Callable[..., T | Awaitable[T]], *args: Any, key: Any = NO_KEY
     ) -> asyncio.Future[T]:
-        """Does the same as `execute`, but the future gets the result or the error."""
+        """Runs `fn(*args)` like `execute`, but sets its result or error on the returned future."""
         action = cast("Callable[[], T | Awaitable[T]]", self._action(fn, args, key))
         return self._executor.submit(action, "%s of %s", _name(fn), self._ctx.place)
 
@@ -107,7 +107,7 @@ class FunctionMailbox:
     def schedule_at_fixed_rate(
         self, fn: Callable[..., object], period: Duration, *args: Any, key: Any = NO_KEY
     ) -> ProcessingTimer:
-        """Runs `fn(*args)` once in `period`; missed periods are made up."""
+        """Runs `fn(*args)` once every `period`. Missed calls are made up for."""
         period_ms = to_ms(period, "period")
         return self._ctx.processing_timers.schedule_at_fixed_rate(
             self._timer(fn, args, key), period_ms, period_ms
@@ -116,7 +116,7 @@ class FunctionMailbox:
     def schedule_with_fixed_delay(
         self, fn: Callable[..., object], period: Duration, *args: Any, key: Any = NO_KEY
     ) -> ProcessingTimer:
-        """Runs `fn(*args)` again `period` after it has run."""
+        """Runs `fn(*args)` again and again, one `period` after each run has ended."""
         period_ms = to_ms(period, "period")
         return self._ctx.processing_timers.schedule_with_fixed_delay(
             self._timer(fn, args, key), period_ms, period_ms
@@ -136,7 +136,9 @@ class FunctionMailbox:
     def _bound(
         self, fn: Callable[..., object], args: tuple[Any, ...], key: Any
     ) -> Callable[[], object]:
-        """Returns a call of `fn`. Raises StateError if `key` is not one of this subtask."""
+        """Returns a callable that calls `fn`. Raises StateError if `key` does not belong to this
+        subtask.
+        """
         if not callable(fn):
             raise TypeError(
                 f"{self._ctx.place}: ctx.mailbox takes a function, got {type(fn).__name__}: {fn!r}"

@@ -29,7 +29,7 @@ class InputConsumer(Protocol):
     def on_batch(self, batch: RecordBatch, input_index: int) -> None: ...
     def on_status(self, idle: bool) -> None: ...
     def on_end_of_input(self, input_index: int) -> None:
-        """Handles the end of input `input_index`, which was drained, while others go on."""
+        """Handles the end of input `input_index`, which was drained, while other inputs go on."""
 
     def on_marker(self, marker: LatencyMarker) -> None:
-        """Handles a latency marker, in its place among the records."""
+        """Handles a latency marker, which keeps its order among the records."""

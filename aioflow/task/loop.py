@@ -7,7 +7,7 @@ The steps, in order:
     2  wait until the output has room
     3  process work that waits inside the chain, unless a checkpoint interrupts it
     4  take a checkpoint that is due: the chain is empty now
-    5  send idleness that is due, once no operator expects results
+    5  send a due idle status, once no operator expects results
     6  after the end of the input: wait for results, for the last checkpoint, or leave the loop
     7  take the next batch of the input
 
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 __all__ = ["Intake", "NetworkLoop", "SourceLoop", "TaskLoop"]
 
 LOOK_AHEAD_RECORDS = 4096
-"""Number of records in front of the chain from which no more are taken while timers fire."""
+"""Number of records waiting in front of the chain from which no further input is taken while timers
+fire.
+"""
 
 InputT = TypeVar("InputT", NetworkInput, SourceInput)
 
@@ -68,7 +70,7 @@ class Intake:
         self._push(batch, input_index)
 
     def on_status(self, idle: bool) -> None:
-        """Passes on idleness, unless an operator reports its own."""
+        """Passes on whether the input is idle, unless an operator reports idleness itself."""
         if not self._makes_watermarks:
             self._runtime.emit_status(idle)
 
@@ -77,7 +79,7 @@ class Intake:
         self._runtime.end_input(input_index)
 
     def on_marker(self, marker: LatencyMarker) -> None:
-        """Notes the age of a latency marker, and sends it on. The chain is empty."""
+        """Notes the age of a latency marker, and sends the marker on. The chain is empty then."""
         self._latency.note(marker)
         self._output.send_marker(marker)
 
@@ -95,7 +97,7 @@ class TaskLoop(ABC, Generic[InputT]):
         end: TaskEnd,
         flush_max_age_ns: int,
     ) -> None:
-        """`flush_max_age_ns`: how old open records may become while the task is busy."""
+        """`flush_max_age_ns` is the maximum age of open records while the task is busy."""
         self.input: InputT = task_input
         self.end = end
         self.ended_with = InputStatus.MORE_AVAILABLE
@@ -148,15 +150,16 @@ class TaskLoop(ABC, Generic[InputT]):
         return self._life.phase is not TaskPhase.FINISHING
 
     def _hold(self) -> None:
-        """Suspends the action until mail comes: the end of this task, or of the hold."""
+        """Suspends the default action until a mail ends the hold or this task."""
         self._output.flush()
         self._parking.suspend(IDLE)
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether the next steps follow at once, after the chain was emptied for a checkpoint.
+        """Whether `act` does the next steps at once, after the chain was emptied for a checkpoint.
 
-        Otherwise each act could only work off what the last mail of an async function emitted.
+        Otherwise each `act` might only process the output of the last mail of an async function,
+        and never reach the checkpoint.
         """
         return (
             self._checkpoints.is_awaited
@@ -169,7 +172,9 @@ class TaskLoop(ABC, Generic[InputT]):
         await self._checkpoints.take()
 
     def _wait_for_room(self) -> bool:
-        """Suspends the action if the output has no room. Returns whether it has none."""
+        """Suspends the default action if the output has no room. Returns whether it was
+        suspended.
+        """
         output = self._output
         if not output.availability.is_available:
             output.flush()
@@ -192,8 +197,8 @@ class TaskLoop(ABC, Generic[InputT]):
     def _run_over_room(self) -> ChainStatus:
         """Passes records to operators that have no room, so that the checkpoint does not wait.
 
-        Asks producers for small batches, because each checkpoint may add to the state of an
-        operator whose calls hang.
+        Also asks producers for small batches, because the state of an operator whose calls hang may
+        grow with each checkpoint.
         """
         self._stalled()
         self._chain.over_room = True
@@ -208,7 +213,7 @@ class TaskLoop(ABC, Generic[InputT]):
         self._parking.resume()
 
     def _change_taps(self) -> None:
-        """Gives changed taps to the chain, which is empty."""
+        """Passes changed taps to the chain. The chain is empty then."""
         changed, self._new_taps = self._new_taps, {}
         for index, taps in changed.items():
             self._chain.set_taps(index, taps)
@@ -243,9 +248,10 @@ class TaskLoop(ABC, Generic[InputT]):
         """Asks the input for as few records as possible."""
 
     def _is_overfull(self) -> bool:
-        """Suspends the action while an operator holds more than it has room for.
+        """Suspends the default action while an operator holds more records than it has room for.
 
-        Records of a checkpoint are taken all the same.
+        Returns whether it was suspended. Does nothing while a checkpoint is awaited, because
+        records before its barrier must be taken.
         """
         operator = self._chain.overfull
         if operator is None or self._checkpoints.is_awaited:
@@ -300,7 +306,7 @@ class TaskLoop(ABC, Generic[InputT]):
         return self._chain.run()
 
     def _suspend(self, reason: str, until: Availability) -> None:
-        """Suspends the action until `until` is up, or mail emits something."""
+        """Suspends the default action until `until` is available, or until a mail causes output."""
         self._parking.suspend(reason, until)
 
     def _flush_if_old(self) -> None:
@@ -319,10 +325,11 @@ class NetworkLoop(TaskLoop[NetworkInput]):
     """The loop of a task that reads other tasks' output."""
 
     def _look_ahead(self) -> None:
-        """Takes a batch of the input, which waits in the chain: a barrier may be behind it.
+        """Takes one batch of the input into the chain, where it waits, because a barrier may be
+        behind it.
 
-        An aligned checkpoint stores what waits there. So a barrier is seen if few records are in
-        front of it.
+        An aligned checkpoint stores the records that wait in the chain. So a barrier is found if
+        only few records are in front of it.
         """
         chain = self._chain
         if (
@@ -336,7 +343,7 @@ class NetworkLoop(TaskLoop[NetworkInput]):
             self._end_input(status)
 
     async def _take_checkpoint(self) -> None:
-        """Takes the first due checkpoint; then blocked channels go on."""
+        """Takes the first due checkpoint. Then lets the blocked channels continue."""
         await self._checkpoints.take()
         self.input.barriers.taken()
 
@@ -344,7 +351,9 @@ class NetworkLoop(TaskLoop[NetworkInput]):
         self.input.stalled()
 
     def _poll_events(self) -> None:
-        """Polls after the end of data: barriers and ends of channels still come."""
+        """Polls the gates after the end of data, because barriers and ends of channels still
+        arrive.
+        """
         if self.input.emit_next(1) is InputStatus.NOTHING_AVAILABLE:
             self._output.flush()
             self._suspend(IDLE, self.input.availability)
@@ -357,7 +366,9 @@ class SourceLoop(TaskLoop[SourceInput]):
     _intake: Intake
 
     async def add_splits(self, splits: Sequence[Split]) -> None:
-        """Gives the reader more splits. An error fails the task too: some may be read by now."""
+        """Gives the reader more splits. An error also fails the task, because the reader may have
+        started on some of them.
+        """
         try:
             with naming_source(self._runtime.head, self._runtime.scope):
                 await self.input.add_splits(splits)
@@ -373,7 +384,7 @@ class SourceLoop(TaskLoop[SourceInput]):
         super()._hold()
 
     def emit_markers(self, emitter: LatencyEmitter, intake: Intake) -> None:
-        """Sends the markers of `emitter` in front of the records that come next."""
+        """Sends each due marker of `emitter` before the next records."""
         self._emitter, self._intake = emitter, intake
 
     def _take_input(self) -> None:
@@ -416,7 +427,9 @@ class SourceLoop(TaskLoop[SourceInput]):
         return status
 
     def _suspend(self, reason: str, until: Availability) -> None:
-        """Suspends the action. Unless the input has no data, it notes that nothing polls it."""
+        """Suspends the default action. If the reason is not a lack of input, also pauses the
+        detection of idleness, because nothing polls the source.
+        """
         if reason != IDLE:
             self.input.pause()
         self._parking.suspend(reason, until)

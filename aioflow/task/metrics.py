@@ -2,9 +2,9 @@
 
 The hot path only counts records in the chain and time parked in the mailbox. Everything else is
 computed at the reading. Shares of time and rates cover the time since a reading at least a second
-ago, so busy + idle + back-pressured is 1000. Soft back pressure: parked because the output has no
-room. Hard back pressure: parked because one record's own output exceeded the room. Waiting for a
-full async operator counts as busy, as in Flink.
+ago, so busy + idle + back-pressured is 1000. Soft back pressure: the task is parked because the
+output has no room. Hard back pressure: the task is parked because the output of a single record
+exceeded the room. Waiting for a full async operator counts as busy, as in Flink.
 
 Latency markers measure how long records take from a source to each operator. A source sends one at
 each interval (`latency_tracking=`). A marker keeps its place among the records of its channel and
@@ -55,7 +55,7 @@ files.
 """
 
 WINDOW_S = 1.0
-"""Shortest period for a rate. An earlier reading uses the same start again."""
+"""Shortest period for a rate. Readings that follow sooner count from the same start again."""
 
 TIMES = (
     "idleTimeMsPerSecond",
@@ -71,7 +71,9 @@ TIMES = (
     "accumulateBackPressuredTimeMs",
     "accumulateBusyTimeMs",
 )
-"""There is no changelog here: that time is 0."""
+"""Gauges of busy, idle and back-pressured time. `changelogBusyTimeMsPerSecond` is always 0, because
+there is no changelog.
+"""
 
 MAILBOX = ("mailboxMailsPerSecond", "mailboxLatencyMs", "mailboxQueueSize", "slowCallbacks")
 
@@ -86,10 +88,10 @@ FLOW = (
     "Shuffle.Netty.Output.Buffers.outputQueueSize",
     "Shuffle.Netty.Output.Buffers.outPoolUsage",
 )
-"""A buffer is a batch.
+"""Gauges of the records and data that a task processes and sends. A buffer is a batch.
 
-`numBytesOut` counts batches sent to other processes; within one process batches pass by reference.
-The queue size includes those, estimated.
+`numBytesOut` counts only batches sent to other processes, because within a process batches pass by
+reference. `outputQueueSize` includes an estimate of the latter.
 """
 
 RECORDS = ("numRecordsIn", "numRecordsOut", "numRecordsInPerSecond", "numRecordsOutPerSecond")
@@ -114,12 +116,13 @@ TRAFFIC_IN = (
     "debloatedBufferSize",
     "estimatedTimeToConsumeBuffersMs",
 )
-"""Pool metrics are for channels from other processes. A borrowed buffer counts as used, because no
-other channel has it. Borrowed buffers are filled first.
+"""Gauges of the data that a task receives. Pool metrics are for channels from other processes. A
+borrowed (floating) buffer counts as used, because no other channel can use it. Borrowed buffers are
+filled first.
 
 `inputCredits`, which Flink does not have, is the number of buffers that producers may still fill.
-The size of a debloated buffer is in records of the kind that came last, rows or columns. A column
-buffer holds more of them.
+`debloatedBufferSize` is in rows or in records of column batches, whichever arrived last. A buffer
+of columns holds more records.
 """
 
 CHECKPOINT = (
@@ -141,8 +144,9 @@ SPLIT = (
     "idleTimeMsPerSecond",
     "pausedTimeMsPerSecond",
 )
-"""A source is idle with all its splits. A split that waits for its alignment group does not count
-as paused."""
+"""Gauges of each split. All splits are idle while the source is idle. A split that waits for its
+alignment group does not count as paused.
+"""
 
 NAN = float("nan")
 
@@ -187,9 +191,9 @@ class TakesCheckpoints(Protocol):
 
 
 class Rates:
-    """Growth per second of several numbers.
+    """The growth per second of several numbers.
 
-    Readings within one window of `WINDOW_S` count growth from the same start, so they agree.
+    Readings within one window of `WINDOW_S` count growth from the same start, so that they agree.
     """
 
     __slots__ = ("_begin", "_recent")
@@ -211,7 +215,9 @@ class Rates:
 
 
 class Longest:
-    """The longest stay of the last complete window or the current one, so that readings agree."""
+    """The longest suspension in the current and the previous window of `WINDOW_S`, so that readings
+    within a window agree.
+    """
 
     __slots__ = ("_begun", "_now_s", "_one_before", "_take")
 
@@ -221,7 +227,9 @@ class Longest:
         self._one_before = self._now_s = 0.0
 
     def read(self, now: float) -> float:
-        """Returns the longest stay in milliseconds; `now` is on the clock of the constructor."""
+        """Returns the longest suspension in milliseconds. `now` is on the clock of the
+        constructor.
+        """
         if now - self._begun >= WINDOW_S:
             self._begun, self._one_before, self._now_s = now, self._now_s, 0.0
         self._now_s = max(self._now_s, self._take())
@@ -229,7 +237,8 @@ class Longest:
 
 
 class TaskMetrics:
-    """Registers the gauges of one task in `group`, and of its operators in `operator_groups`.
+    """Registers the gauges of one task in `group`, and the gauges of its operators in
+    `operator_groups`.
 
     `operator_groups` are in the order of the chain. Gauges that are read together are registered
     together, so that one reading of clock and counters serves all.
@@ -368,8 +377,8 @@ class TaskMetrics:
         """Registers the lag of a source, and the event time of each split, up to `SPLITS_MAX`
         splits.
 
-        A reader emits at once what it fetches, so both lags are equal. `pending()`: number of
-        records that wait to be read, if the reader knows it.
+        A reader emits at once what it fetches, so both lags are equal. `pending()` returns the
+        number of records that wait to be read, if the reader knows it.
         """
 
         def lags() -> list[float]:
@@ -410,7 +419,7 @@ class TaskMetrics:
         self._group.gauge("initializationTime", lambda: milliseconds)
 
     def ended(self) -> None:
-        """Notes the end of the task: its times stop."""
+        """Notes the end of the task: its idle, busy and back-pressured times stop growing."""
         self._ended_at = self._clock()
 
     # Readings.
@@ -485,9 +494,9 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 class LatencyStats:
-    """A histogram of the ages of markers for each operator of a chain and each source.
+    """Histograms of the ages of latency markers, one for each operator of a chain and each source.
 
-    The worst p99 is a gauge of the task.
+    The highest p99 of them is a gauge of the task.
     """
 
     def __init__(
@@ -499,7 +508,7 @@ class LatencyStats:
         self._histograms: dict[str, list[Histogram]] = {}
 
     def note(self, marker: LatencyMarker) -> None:
-        """Notes the age of a marker that has come."""
+        """Notes the age of a marker that has arrived."""
         histograms = self._histograms.get(marker.source)
         if histograms is None:
             name = f"latency.{marker.source}"
@@ -516,7 +525,7 @@ class LatencyStats:
 
 
 class LatencyEmitter:
-    """Makes the markers of one source subtask, one at each interval.
+    """Creates the latency markers of one source subtask, one at each interval.
 
     `schedule(timestamp_ms, callback)` registers a timer. `on_due()` is called for each marker.
     """
@@ -537,11 +546,13 @@ class LatencyEmitter:
         self._schedule = schedule
         self._on_due = on_due
         self.due: LatencyMarker | None = None
-        """The marker to be sent before the next records. Its age begins when it was due."""
+        """The marker to be sent before the next records. Its age counts from the time at which it
+        was due.
+        """
         self._wait()
 
     def take(self) -> LatencyMarker:
-        """Returns the marker that is due."""
+        """Returns the due marker, and resets `due`."""
         assert self.due is not None, "asked only for a marker that is due"
         marker, self.due = self.due, None
         return marker

@@ -1,16 +1,16 @@
-"""Debug mode's check for functions that change shared values.
+"""The check of debug mode for functions that change shared values.
 
 Values that leave an operator are shared, not copied. So an operator must change neither its input
 nor its output. Here each value of a batch gets a digest before and after each operator call. The
 input and output of an operator are remembered for a while. So later changes are found too, such as
 a list in state that is emitted again, or a coroutine that changes its input.
 
-The digest covers the value's bytes in our codec, which encodes only fields. For values that the
-codec refuses it covers the pickle; values that neither accepts are not checked. Immutable values
-such as numbers and strings only cost a type check. A generator that changes and emits one object
-several times during one call is not found.
+The digest is of the value's bytes in aioflow's codec, which encodes only fields. For a value that
+the codec refuses, the digest is of its pickle. Values that neither accepts are not checked.
+Immutable values such as numbers and strings only cost a type check. The check does not find a
+generator that changes and emits one object several times during one call.
 
-Only `CheckedOperatorChain` uses this; without debug mode the module is not loaded.
+Only `CheckedOperatorChain` uses this module. Without debug mode it is not loaded.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 __all__ = ["CheckedOperatorChain", "MutationGuard", "ValueMutated", "digest"]
 
 REMEMBERED_VALUES = 1024
-"""Values remembered per operator, of its input and output.
+"""Number of values of input and output that are remembered for each operator.
 
-They are checked again when the same object is emitted again.
+A remembered value is checked again when the same object is emitted again.
 """
 
 RECHECKED_VALUES = 16
-"""Number of the newest values to check at each call, whether emitted again or not."""
+"""Number of newest values that are checked at each call, even if they are not emitted again."""
 
 Digest = tuple[int, int]
 
@@ -52,7 +52,7 @@ _CODEC = Codec()
 class ValueMutated(AioflowError):
     """A function changed a value of its input or its earlier output.
 
-    Others see the change: copy the value first.
+    Other users of the value see the change. The function must copy the value first.
     """
 
 
@@ -74,7 +74,7 @@ def digest(value: Any) -> Digest | None:
 
 
 class MutationGuard:
-    """Wraps one operator of a stage, with the interface of the operator."""
+    """A wrapper that checks one operator, with the operator's interface."""
 
     __slots__ = ("_operator", "_remembered")
 
@@ -188,7 +188,7 @@ class MutationGuard:
 class CheckedOperatorChain(OperatorChain):
     """An `OperatorChain` with a guard before each operator.
 
-    Operators are not fused, so that the error names the right one.
+    Operators are not fused, so that the error names the right operator.
     """
 
     fuses = False

@@ -1,10 +1,12 @@
 """The input of a task that reads other tasks' output: batches from gates.
 
-Two or more logical inputs alternate, one batch each. Watermarks of all channels go through one
-valve, which also maps the watermarks inside a batch. After Flink's StreamMultipleInputProcessor.
+Two or more logical inputs are read in turn, one batch each. Watermarks of all channels go through
+one valve, which also maps the watermarks inside a batch. After Flink's
+StreamMultipleInputProcessor.
 
-If one input is to be read first, the sources of the others wait (`cluster.split_discovery`). So no
-data of the others comes before that input has ended or is idle, and nothing is held back here.
+If one input is to be read first, the sources of the other inputs wait (`cluster.split_discovery`).
+So no data of the other inputs arrives before that input has ended or is idle, and this module need
+not hold any back.
 """
 
 from __future__ import annotations
@@ -62,9 +64,9 @@ class InputEdge(NamedTuple):
     """The logical input of the edge."""
     edge_id: int = -1
     may_be_overtaken: bool = False
-    """Whether barriers may overtake its data."""
+    """Whether barriers may overtake the data of this edge."""
     buffers: LocalBufferPool | None = None
-    """Memory of the channels from other processes."""
+    """Buffer pool of the channels from other processes."""
 
 
 class GateInput(msgspec.Struct):
@@ -99,21 +101,22 @@ class NetworkInput:
         self._stopped: set[int] = set()
         """Channels that ended without draining."""
         self._first: int | None = None
-        """The input that is read first; None once that has happened."""
+        """The input that is read first; None once it has been read."""
         self._on_first_read: Callable[[], None]
         self._barriers: InputBarriers | None = None
         self._urgently: Callable[[Callable[[], None], str], None]
         self._priority_due = False
         self._capture: ChannelStateCapture | None = None
-        """Channel state of the last unaligned checkpoint, which may await barriers."""
+        """Channel state of the last unaligned checkpoint, which may still wait for barriers."""
         self.records_in = 0
         self.failed_producer: ProducerFailed | None = None
-        """Error of a poll whose producer had failed."""
+        """The error of a poll that found that the producer had failed."""
 
     def read_first(self, input_index: int, on_read: Callable[[], None]) -> None:
         """Calls `on_read` once input `input_index` has ended, or all its channels are idle.
 
-        Called before `align`. Until then nothing but barriers comes from the other inputs.
+        Until then only barriers arrive from the other inputs. This method must be called before
+        `align`.
         """
         self._first, self._on_first_read = input_index, on_read
 
@@ -123,7 +126,7 @@ class NetworkInput:
         now_ms: Callable[[], int],
         urgently: Callable[[Callable[[], None], str], None],
     ) -> None:
-        """Enables barriers; `listener` receives their decisions. See `InputBarriers`.
+        """Enables barriers. `listener` gets the decisions about checkpoints, see `InputBarriers`.
 
         `urgently(action, description)` runs an action in the task soon, even while it waits.
         Overtaking barriers must not wait until there is room for records.
@@ -163,7 +166,7 @@ class NetworkInput:
 
     @property
     def barriers(self) -> InputBarriers:
-        """The alignment of all channels; after `align`."""
+        """The alignment of all channels. Available after `align`."""
         assert self._barriers is not None, (
             "a barrier came into an input without a listener for barriers"
         )
@@ -171,7 +174,7 @@ class NetworkInput:
 
     @property
     def availability(self) -> Availability:
-        """Up when any gate has data."""
+        """Available when any gate has data."""
         return self._availability
 
     @property
@@ -205,7 +208,7 @@ class NetworkInput:
         return sum(part.gate.queued_batches for part in self._inputs)
 
     def emit_next(self, max_records: int) -> InputStatus:
-        """Polls the next gate in turn with data, and passes on its element."""
+        """Polls the next gate in turn that has data, and passes on the element."""
         inputs = self._inputs
         for step in range(len(inputs)):
             part = inputs[(self._turn + step) % len(inputs)]
@@ -238,7 +241,7 @@ class NetworkInput:
     # Data in flight.
 
     def restore(self, restored: RestoredChannelState) -> None:
-        """Continues at the event time behind restored data, which the chain processes first.
+        """Continues at the event time after the restored data, which the chain processes first.
 
         A channel that was idle counts as active. Its producer has restarted, and reports when it is
         idle.
@@ -258,9 +261,10 @@ class NetworkInput:
         overtaken: Sequence[int],
         left_behind: Mapping[int, list[bytes | Event]],
     ) -> None:
-        """Stores in `capture` the data that waits on this side, and `left_behind` by channel.
+        """Stores in `capture` the data that waits at this receiver, and the elements of
+        `left_behind`, by channel.
 
-        Data of the channels `overtaken` is added until their barriers come.
+        Further data of the channels in `overtaken` is added until their barriers arrive.
         """
         for part in self._inputs:
             for index in range(part.gate.channel_count):
@@ -291,7 +295,7 @@ class NetworkInput:
             self._urgently(self._poll_priority, "barriers that overtake")
 
     def _poll_priority(self) -> None:
-        """Polls only barriers that overtake records."""
+        """Polls only for barriers that overtake records."""
         self._priority_due = False
         for part in self._inputs:
             while part.gate.has_priority_event:
@@ -323,7 +327,7 @@ class NetworkInput:
         self.barriers.barrier(channel, barrier, overtaken)
 
     def _channels_where(self, condition: Callable[[GateInput], bool]) -> list[int]:
-        """Returns the channels of the gates for which `condition` is true."""
+        """Returns the numbers of all channels of the gates for which `condition` is true."""
         return [
             part.first_channel + i
             for part in self._inputs
@@ -332,7 +336,7 @@ class NetworkInput:
         ]
 
     def _look_at_first(self) -> None:
-        """Ends the phase in which one input is read first, if that one has ended or is idle."""
+        """Ends the phase in which one input is read first, if this input has ended or is idle."""
         first = self._first
         if first not in self._ended:
             times = map(

@@ -1,9 +1,10 @@
-"""The output of a task: a RecordWriter for each edge, combined with one availability.
+"""The output of a task: a RecordWriter for each edge, with one availability for all.
 
-A writer splits each batch by its partitioner and collects the parts of each channel. It seals them
-when a batch is full, an event comes, or the task is about to sleep. Under a steady trickle it also
-seals after `FLUSH_MAX_AGE_NS`. So batches grow under load and shrink to one record when idle.
-Batches carry the watermark; a channel without a record gets it as an event at the next flush.
+A writer splits each batch by its partitioner, and collects the parts for each channel in an open
+batch. It seals an open batch when the batch is full, an event comes, or the task is about to sleep.
+If records trickle in steadily, it also seals after `FLUSH_MAX_AGE_NS`. So batches grow under load
+and shrink to one record when the task is nearly idle. Batches carry the watermark. A channel that
+gets no record gets the watermark as an event at the next flush.
 """
 
 from __future__ import annotations
@@ -43,54 +44,57 @@ __all__ = ["FLUSH_MAX_AGE_NS", "SIDES_MAX", "RecordWriter", "TaskOutput", "Trave
 logger = logging.getLogger(__name__)
 
 FLUSH_MAX_AGE_NS = 1_000_000
-"""Maximum age of an open record while its task, with a few channels, is busy.
+"""Maximum age of a record in an open batch while the task is busy and has few channels.
 
-It is half of the 99th percentile of the time through an exchange. With more channels the age grows,
-see below. It does not shrink the batches of a slow consumer, since a flush leaves open what cannot
-be read yet.
+The value is half of the 99th percentile of the time through an exchange. With more channels the
+maximum age is larger, see `FLUSH_CHANNEL_NS`. A slow consumer still gets large batches, because a
+flush does not seal batches that the consumer cannot read yet.
 """
 
 FLUSH_FREE_CHANNELS = 8
 FLUSH_CHANNEL_NS = 125_000
 """Extra age per channel above `FLUSH_FREE_CHANNELS`.
 
-A flush makes a batch for each channel, and wakes its reader. This applies to a task that is always
-busy; a task that sleeps flushes everything before.
+A flush makes a batch for each channel, and wakes the channel's reader. The age matters only for a
+task that is always busy; a task that sleeps flushes everything before.
 """
 
 FLUSH_CHANNEL_RECORDS = 64
 FLUSH_LATER = 4
-"""Factor on the age by which a flush happens even with few records.
+"""Factor on the maximum age, after which a flush happens even with few records.
 
-Otherwise it waits for `FLUSH_CHANNEL_RECORDS` records per extra channel. If readers and writer
-share a busy processor, reading one flush may take longer than the time to the next.
+Before that, a flush waits for `FLUSH_CHANNEL_RECORDS` records per extra channel. If readers and
+writer share a busy processor, reading the data of one flush may take longer than the time to the
+next flush.
 """
 
 PIECES_MAX = 16
-"""Maximum number of batches that a part is cut into, within the limits of a batch.
+"""Maximum number of batches into which a part is cut, unless batches would exceed their limits.
 
-One record may become a million for a consumer that wants small batches. All are queued at once, and
-each batch costs the loop ten microseconds or more.
+A flat map may make a million records of one, for a consumer that wants small batches. All batches
+are queued at once, and each costs the loop ten microseconds or more.
 """
 
 MEASURED_RECORDS = 16
-"""Minimum number of routed records for each measured one."""
+"""Minimum number of routed records for each record whose size is measured."""
 
 FALL = 1 / 16
-"""Weight of a record that is smaller than those before in the estimated size of records."""
+"""Weight of a measured record in the estimated record size, if the record is smaller than the
+estimate.
+"""
 
 SIDES_MAX = 1_000
-"""Limit of remembered side outputs without a reader, for the warning at the end.
+"""Maximum number of side outputs without a reader that are remembered for the warning at the end.
 
-A tag may be made from a record, so their number is unbounded.
+Tags may be made from records, so the number of side outputs is unbounded.
 """
 
 
 class TravelCheck:
     """Checks whether the first value of an edge within this process could go to another process.
 
-    Once per edge and worker. `checked`: the checked edges. `codec` knows the job's types. With
-    `strict` a value that cannot be encoded is an error.
+    The check is made once per edge and worker. `checked` contains the ids of the checked edges.
+    `codec` knows the job's types. With `strict`, a value that cannot be encoded is an error.
     """
 
     def __init__(
@@ -133,10 +137,10 @@ class RecordWriter:
         may_be_overtaken: bool = False,
         announces: bool = False,
     ) -> None:
-        """`may_be_overtaken`: whether a barrier may overtake waiting data of this edge.
+        """`may_be_overtaken` means that a barrier may overtake waiting data of this edge.
 
-        The data is then stored under `edge_id`. `announces`: whether checkpoints are announced on
-        this edge, see `CheckpointAnnouncement`.
+        The overtaken data is stored under `edge_id`. `announces` means that checkpoints are
+        announced on this edge, see `CheckpointAnnouncement`.
         """
         self.announces = announces
         self.edge_id = edge_id
@@ -147,11 +151,15 @@ class RecordWriter:
         self._check = check
         self._samples = 0
         self._unmeasured = MEASURED_RECORDS
-        """Number of records since the last sample. The first batch is measured."""
+        """Number of records since the last measured record. A record of the first batch is
+        measured.
+        """
         self._record_bytes = 0.0
-        """Size of a record: rises at once and falls slowly, because few records may be large."""
+        """Estimated size of a record. It rises at once and falls slowly, because only few records
+        may be large.
+        """
         self._fitted: tuple[int, int] = 0, 0
-        """Size of a record, and limit of a batch, that the subpartitions were last fitted to."""
+        """Record size and batch limit to which the subpartitions were last fitted."""
 
     def emit(self, batch: RecordBatch) -> None:
         """Routes the records, and seals full batches. The lists of `batch` are not changed."""
@@ -212,7 +220,9 @@ class RecordWriter:
                 subpartition.builder.advance_watermark(batch.watermark)
 
     def _measure(self, values: Sequence[Any]) -> None:
-        """Measures one record, before the records join open batches, and fits their limits."""
+        """Measures one record before the records join open batches, and fits the limits of the
+        batches to its size.
+        """
         self._samples = sample = self._samples + 1
         size: float = record_size(values, sample % len(values))
         if size < self._record_bytes:
@@ -226,12 +236,14 @@ class RecordWriter:
 
     @property
     def slice_records(self) -> int:
-        """Number of records for at most about one batch per consumer."""
+        """Number of records in a slice that yields about one batch per consumer."""
         return self._once(self.partition.slice_records)
 
     @property
     def slice_columns(self) -> int:
-        """Number of records of column batches for at most about one batch per consumer."""
+        """Number of records of column batches in a slice that yields about one batch per
+        consumer.
+        """
         return self._once(self.partition.slice_columns)
 
     def _once(self, total: int) -> int:
@@ -251,7 +263,9 @@ class RecordWriter:
         return False
 
     def flush(self) -> None:
-        """Makes open records visible, and sends the watermark to channels without records."""
+        """Seals open batches, so that consumers see them, and sends the watermark to channels
+        without records.
+        """
         self.partition.flush()
 
 
@@ -264,19 +278,23 @@ class TaskOutput:
         self._main: list[RecordWriter] = []
         self._side: dict[tuple[int, OutputTag[Any]], list[RecordWriter]] = {}
         self.sides_sent: dict[tuple[int, OutputTag[Any]], None] = {}
-        """Side outputs with records: those with readers, and the first `SIDES_MAX` without."""
+        """Side outputs to which records were sent: all with a reader, and the first `SIDES_MAX`
+        without.
+        """
         self._all: list[RecordWriter] = []
         self.availability: Availability = AVAILABLE
         self.on_slice_records: Callable[[int, int], None] | None = None
-        """Called with the new slice size, as rows and as columns, when consumers want another
-        size.
+        """Called with the new slice size, in rows and in records of column batches, when consumers
+        want another size.
         """
         self.watermark = MIN_WATERMARK
         """The last watermark that was emitted."""
         self.records_out = 0
         """Number of emitted records, each counted once for all edges."""
         self.is_idle_due = False
-        """Whether idleness is to be sent once everything that the task still holds has left."""
+        """Whether an idle status must be sent once everything that the task still holds has
+        left.
+        """
         self._is_idle_sent = False
         self._side_taps: dict[tuple[int, str], tuple[Tap, ...]] = {}
         self._records_flushed = 0
@@ -306,7 +324,7 @@ class TaskOutput:
     def flush_age_ns(self, flush_max_age_ns: int) -> int:
         """Returns the maximum age of open records while the task is busy.
 
-        `flush_max_age_ns`: the age for a few channels.
+        `flush_max_age_ns` is the maximum age for few channels.
         """
         return flush_max_age_ns + self._costly_channels * FLUSH_CHANNEL_NS
 
@@ -314,7 +332,7 @@ class TaskOutput:
     def is_worth_a_flush(self) -> bool:
         """Whether a flush would make batches of a useful size, averaged over many channels.
 
-        Always true for a few channels.
+        Always true for few channels.
         """
         return (
             self.records_out - self._records_flushed
@@ -343,7 +361,9 @@ class TaskOutput:
                     writer.emit(news)
 
     def emit_side(self, node_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
-        """Sends records to the side output `tag` of one operator; dropped without a reader."""
+        """Sends records to the side output `tag` of one operator. Drops them if it has no
+        reader.
+        """
         side = node_index, tag
         writers = self._side.get(side)
         if side not in self.sides_sent and (
@@ -370,8 +390,8 @@ class TaskOutput:
     def emit_status(self, idle: bool) -> None:
         """Reports that the stream is active (at once) or idle.
 
-        Idleness goes behind everything that the task still holds, and is dropped if records come
-        first: see `send_idle`.
+        An idle status is sent only after everything that the task still holds (see `send_idle`). It
+        is dropped if records come first.
         """
         self.is_idle_due = idle
         if not idle and self._is_idle_sent:
@@ -379,7 +399,7 @@ class TaskOutput:
             self.broadcast_event(WatermarkStatus(False))
 
     def send_idle(self) -> None:
-        """Sends idleness that is due."""
+        """Sends the due idle status."""
         due, self.is_idle_due = self.is_idle_due, False
         if due and not self._is_idle_sent:
             self._is_idle_sent = True
@@ -394,7 +414,7 @@ class TaskOutput:
     def is_starting(self) -> bool:
         """Whether batches are still small because the speed of the consumers is unknown.
 
-        Call `grow` repeatedly meanwhile.
+        Call `grow` repeatedly while this is true.
         """
         if self._starting:
             self._starting = any(
@@ -403,7 +423,9 @@ class TaskOutput:
         return self._starting
 
     def grow(self) -> None:
-        """Grows batches whose consumers keep up, and shrinks slices if one waits."""
+        """Grows the batches of consumers that keep up, and reports the slice size, which is smaller
+        if a consumer waits.
+        """
         for writer in self._main:
             for subpartition in writer.partition.subpartitions:
                 subpartition.grow()
@@ -431,7 +453,7 @@ class TaskOutput:
 
     @property
     def is_overdrawn(self) -> bool:
-        """Whether one record's own output exceeded the room."""
+        """Whether the output of a single record exceeded the room."""
         return any(writer.partition.pool.is_overdrawn for writer in self._all)
 
     @property
@@ -451,7 +473,7 @@ class TaskOutput:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of batches that wait for consumers, or are on the way to them."""
+        """Bytes of batches that wait for consumers, or are being sent to them."""
         return sum(writer.partition.queued_bytes for writer in self._all)
 
     @property
@@ -464,7 +486,9 @@ class TaskOutput:
             writer.partition.broadcast_event(event, blocking)
 
     def announce(self, checkpoint_id: int) -> None:
-        """Announces a checkpoint ahead of its barrier, where an operator waits for calls."""
+        """Announces a checkpoint ahead of its barrier, on edges to operators that wait for
+        asynchronous calls.
+        """
         for writer in self._all:
             if writer.announces:
                 for subpartition in writer.partition.subpartitions:
@@ -478,9 +502,9 @@ class TaskOutput:
             subpartitions[self._markers % len(subpartitions)].add_event(marker)
 
     def overtake(self, barrier: CheckpointBarrier, capture: ChannelStateCapture) -> None:
-        """Sends `barrier` ahead of all waiting data, and stores that data in `capture`.
+        """Sends `barrier` ahead of all waiting data, and stores this data in `capture`.
 
-        An edge that may not be overtaken gets the barrier in its turn.
+        On an edge that may not be overtaken, the barrier is sent behind the data.
         """
         for writer in self._all:
             if writer.may_be_overtaken:
@@ -521,7 +545,7 @@ class TaskOutput:
         self.broadcast_event(EndOfData(drain))
 
     def all_processed(self) -> Availability:
-        """Returns an availability that is up once every consumer has processed all records, or
+        """Returns an availability that is set once every consumer has processed all records, or has
         left.
         """
         return all_of([writer.partition.all_data_processed for writer in self._all])
@@ -558,7 +582,9 @@ def _write_pieces(
 
 
 def _raised(watermarks: list[int], least: int) -> list[int]:
-    """Raises watermarks to `least`: the channel already knows that watermark."""
+    """Returns `watermarks`, each raised to at least `least`, because the channel already has this
+    watermark.
+    """
     if type(watermarks) is list:
         return [max(mark, least) for mark in watermarks]
     from aioflow.columns.expressions import raised
@@ -579,7 +605,9 @@ def _passed(
 
 
 class JointAvailability(Availability):
-    """Available while each of `parts` is: a task with two consumers follows the slower one."""
+    """Available while all of `parts` are available: a task with two consumers follows the slower
+    one.
+    """
 
     __slots__ = ("_parts",)
 
@@ -593,7 +621,7 @@ class JointAvailability(Availability):
 
     @is_available.setter
     def is_available(self, value: bool) -> None:
-        """Ignores the value of the base class: the parts decide."""
+        """Ignores the value that the base class sets, because the parts decide."""
 
     def on_available(self, callback: Any) -> None:
         all_of(self._parts).on_available(callback)

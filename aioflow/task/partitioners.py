@@ -1,9 +1,9 @@
 """Partitioners: split a batch into parts for consumer subtasks.
 
 `split(batch)` returns `(consumer index, part)` pairs; timestamps and watermarks stay with their
-records. If the strategy allows it, the parts are strided slices. Keys and user functions take one
-generated loop of appends. The key function runs once, here, and its result travels with the record.
-After Flink's StreamPartitioner family.
+records. If the strategy allows it, the parts are strided slices. For keys and user functions, a
+generated loop appends the records one by one. The key function runs only once, here, and its result
+is sent with the record. After Flink's StreamPartitioner family.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Partitioner(Protocol):
     """Splits batches. A `BroadcastPartitioner` sends every record to every consumer."""
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
-        """Returns the parts of `batch` by consumer index, without empty ones."""
+        """Returns the parts of `batch` as pairs (consumer index, part), without empty parts."""
 
 
 def create_partitioner(
@@ -52,8 +52,8 @@ def create_partitioner(
 ) -> Partitioner:
     """Creates the partitioner of one edge.
 
-    `consumers`: number of subtasks that this producer reaches. `place` names the producing operator
-    in errors.
+    `consumers` is the number of subtasks to which this producer sends. `place` names the producing
+    operator in errors.
     """
     strategy = partitioning.strategy
     if strategy is ShipStrategy.HASH:
@@ -132,7 +132,7 @@ class _RoundRobin:
 
 
 def _checked(target: Any, consumers: int) -> int:
-    """Returns the result of a partition_custom function as an int; numpy integers count.
+    """Returns the result of a `partition_custom` function as an int. Accepts numpy integers.
 
     Raises ValueError for an invalid consumer.
     """
@@ -207,9 +207,10 @@ class _Keyed:
         fields: tuple[str | int, ...] | None,
         keys_alone: bool,
     ) -> None:
-        """`expression`: the source of `key`, for column batches. None: they are split as rows.
+        """`expression` is the expression of `key`, for column batches. If it is None, they are
+        split as rows.
 
-        `fields`: the fields that travel.
+        `fields` are the fields that are sent.
         """
         self._key = key
         self._body = body = body_of(key)
@@ -240,9 +241,9 @@ class _Keyed:
             return None
 
     def blame(self, error: BaseException, value: Any) -> BaseException:
-        """Returns the error for `value`, naming the operator.
+        """Returns the error to raise for the key of `value`, naming the operator.
 
-        For an unhashable key it names valid types.
+        For an unhashable key, the error also names the valid types.
         """
         if self._body is not None and isinstance(error, Exception):
             error = failure_of(self._key, value, error)
@@ -259,7 +260,7 @@ class _Keyed:
 
 
 class _SingleKeyed(_Keyed):
-    """Partitioner for one consumer: computes and checks keys, but routes nothing."""
+    """Keyed partitioner for a single consumer: computes and checks keys, but need not route."""
 
     def __init__(
         self,
@@ -316,12 +317,16 @@ class _SingleKeyed(_Keyed):
 
 
 def _variant(key: Callable[[Any], Any], values: Sequence[Any]) -> Callable[[Any], Any]:
-    """Returns the variant of an expression's function for records like `values`, or `key`."""
+    """Returns the variant of an expression's function that suits records like `values`, or else
+    `key` itself.
+    """
     return key.of(values[0]) if isinstance(key, RowFunction) and len(values) else key
 
 
 def _are_plain(keys: list[Any], types: list[type]) -> bool:
-    """Returns whether all keys are plain values, or tuples of plain values, which are valid."""
+    """Returns whether all keys are plain values or tuples of plain values, which are always valid
+    keys.
+    """
     found = set(types)
     if tuple in found:
         found.discard(tuple)
@@ -334,9 +339,9 @@ def _are_plain(keys: list[Any], types: list[type]) -> bool:
 class _Hash(_Keyed):
     """Key -> key group -> subtask, through a cache: one dict look-up per record.
 
-    The loop is generated for the lists of the batch. If the consumer uses a single part of a
-    record, only that part is sent. For a batch with few keys, one aggregated record per key may be
-    enough.
+    The loop is generated for the lists of the batch. If the consumer uses only one part of a
+    record, only this part is sent. For a batch with few keys, one aggregated record per key may be
+    sent instead.
     """
 
     def __init__(
@@ -406,8 +411,8 @@ class _Hash(_Keyed):
     def _fold(
         self, local: LocalAggregate, batch: RecordBatch
     ) -> list[tuple[int, RecordBatch]] | None:
-        """Returns the parts of a local aggregate of `batch`; None if the records themselves must
-        go.
+        """Returns the parts of a local aggregate of `batch`; None if the records themselves must be
+        sent.
         """
         folded = local.fold(batch, self._getter)
         if folded is None or folded.keys is None:
@@ -473,7 +478,8 @@ def _generate_loop(
     alone: bool,
     taking: Callable[[Any], Any] | None,
 ) -> Callable[..., None]:
-    """Generates a loop of one pass: key, subtask, appends.
+    """Generates the loop that for each record computes key and subtask, and appends the record
+    there.
 
     For many consumers, with `times` and `marks`, and the body `value.user` of the key function:
 
@@ -496,8 +502,8 @@ def _generate_loop(
         a record is its own key     try: i = known[value], and only `v` is appended to
 
     With two consumers a branch is faster than indexing a list of lists. `part.append(x)` is one
-    instruction of the interpreter. A bound method would be a call and cost twice as much, as does
-    `cache.__getitem__` for `cache[key]`.
+    instruction of the interpreter. Calling a stored bound method would cost twice as much, as would
+    `cache.__getitem__` instead of `cache[key]`.
     """
     taken = None if taking is None else body_of(taking)
     took = "value" if taking is None else "take(value)" if taken is None else taken.over("value")

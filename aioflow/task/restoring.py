@@ -1,8 +1,9 @@
 """Restores the state of a subtask before its operators are initialised.
 
-Keyed state, with timers, comes as handles of all former subtasks with key groups of this one; the
-backend reads the groups of its range. Operator state comes as blobs of all former subtasks in
-order, and each new subtask computes its own share. The positions of a source come with its splits.
+Keyed state and timers are restored from the handles of all former subtasks that have key groups of
+this one. The backend reads the key groups of its range. Operator state is restored from the files
+of all former subtasks, in order, and each new subtask computes its own share. The positions of a
+source are part of its splits.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FINISHED = f"{INTERNAL_PREFIX}finished"
-"""Union list state of the head of a task: the parallelism, from each finished subtask."""
+"""Name of a union list state of the head of a task. Each finished subtask puts the parallelism into
+it.
+"""
 
 
 OTHER_KIND = "an operator or a function of another kind has written that under this uid"
@@ -47,8 +50,8 @@ async def restore_state(
 ) -> None:
     """Restores the backends of `contexts`.
 
-    Operators without state in the checkpoint start empty, but as restored. Raises RestoreError,
-    naming the operator.
+    Operators without state in the checkpoint start empty, but their `is_restored` is true. Raises
+    RestoreError, naming the operator.
     """
     for context in contexts:
         found = restore.operators.get(context.uid)
@@ -75,8 +78,7 @@ def refuse_unclaimed(
     """Refuses state that an open operator cannot use, so that it is not dropped silently.
 
     `changes` is a text with the settings of the operator that have changed. A function may claim
-    its state with the first element, or later: state that it has not claimed yet stays. Raises
-    RestoreError.
+    its state with the first element, or later, so its unclaimed state is kept. Raises RestoreError.
     """
     state = context.operator_state
     unclaimed = state.unclaimed()
@@ -109,9 +111,9 @@ def refuse_unclaimed(
 def _lost(unclaimed: Iterable[str], is_lent: bool) -> list[str]:
     """Returns the list states of `unclaimed` whose content would be lost.
 
-    Notes about other state, or about the progress of an operator, are no loss without that other
-    state. Elements and writes in progress are claimed in `open`. All other lists belong to
-    functions, which may claim theirs later while `is_lent`.
+    Lists that only describe other state, or the progress of an operator, are worth nothing without
+    that state. Lists of elements and of writes in progress should have been claimed in `open`. All
+    other lists belong to functions, which may claim theirs later if `is_lent`.
     """
     # Here, not above: a worker would load all operators, and a restore needs these names rarely.
     from aioflow.operators.aggregate.running import AGGREGATE
@@ -148,9 +150,10 @@ def forget_finished(head: TaskOperatorContext) -> None:
 
 
 def was_finished(head: TaskOperatorContext) -> bool:
-    """Whether the operators of all former subtasks had finished, and must not finish again.
+    """Returns whether the operators of all former subtasks had finished, so that they must not
+    finish again.
 
-    If only some had, all start over.
+    If only some had finished, all start over.
     """
     state = head.operator_state.get_union_list_state(FINISHED)
     found = state.get()

@@ -2,7 +2,8 @@
 
 Three tasks run operators: the engine's own (`task.stream_task`), a subtask of a stage on Spark
 (`spark.runner.subtask`), and the test harness (`testing.harness_task`). Each of them has its own
-input, output and pace. The operators are set up, opened, finished, snapshot and closed here.
+input and output, and decides when to run. This module sets up, opens, finishes, snapshots and
+closes the operators.
 
 Opening goes tail first: an operator may emit once it is open, so the next one must be open.
 Finishing goes head first: the last output of an operator is input of the next. An operator that had
@@ -76,10 +77,10 @@ class OperatorOutput(Protocol):
     """The interface for side outputs and idleness, which operators emit outside of their chain."""
 
     def emit_side(self, node_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
-        """Takes records for the side output `tag` of a node, a source or an operator."""
+        """Emits records to the side output `tag` of a node, which is a source or an operator."""
 
     def emit_status(self, idle: bool) -> None:
-        """Takes the news that the stream is idle, or active again."""
+        """Reports that the stream is idle, or active again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +101,19 @@ class SubtaskSettings:
     configuration: Mapping[str, str] = field(default_factory=dict)
     """Configuration of the cluster, for the backend."""
     codec: Codec | None = None
-    """Encodes users' state. None: values of the built-in types only."""
+    """Encoder of users' state. None: only values of the built-in types can be encoded."""
     checkpointing: bool = True
-    """Whether prepared data becomes visible with a checkpoint."""
+    """Whether checkpoints are taken, so that the data that sinks prepare becomes visible with a
+    checkpoint.
+    """
     debug: bool = False
     """Whether to detect functions that change shared values."""
 
 
 class _Watch:
-    """Calls `wake` each time that a watched availability is up.
+    """Calls `wake` when a watched availability becomes available.
 
-    An availability that is watched already is not watched twice, so callbacks do not pile up.
+    An availability is not watched twice at the same time, so callbacks do not pile up.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -142,13 +145,13 @@ class Parking:
         return None if self._suspension is None else self._suspension.reason
 
     def suspend(self, reason: str, until: Availability | None = None) -> None:
-        """Suspends the default action until `until` is up, or `resume` is called."""
+        """Suspends the default action until `until` is available, or `resume` is called."""
         self._suspension = self._processor.suspend_default_action(reason)
         if until is not None:
             self._watch.add(until)
 
     def watch(self, availability: Availability) -> None:
-        """Resumes the default action once when `availability` is up."""
+        """Resumes the default action once, as soon as `availability` is available."""
         self._watch.add(availability)
 
     def resume(self) -> None:
@@ -162,7 +165,7 @@ class OperatorRuntime:
     """The operators of a chain with their contexts; initially empty, filled by `add`, head first.
 
     A source node has a context and no operator, so node and operator indices differ by one. The
-    contexts pass their requests on to here: this is their `TaskServices`.
+    contexts forward their requests to this object: it is their `TaskServices`.
     """
 
     def __init__(
@@ -187,7 +190,9 @@ class OperatorRuntime:
         """Contexts of every node of the chain."""
         self.chain = chain
         self.finished_before = False
-        """Whether all had finished in the restored checkpoint, with no input since."""
+        """Whether all operators had finished in the restored checkpoint, and no input has arrived
+        since.
+        """
         self.host = owner.host
         self.resources = owner.resources
         self.group = owner.group
@@ -204,9 +209,9 @@ class OperatorRuntime:
         self._ended_inputs: list[int] = []
 
     def add(self, node: OperatorNode, uid: str, metrics: MetricGroup) -> None:
-        """Makes the context of the next node towards the tail, and its operator.
+        """Makes the context and the operator of the next node towards the tail.
 
-        After an error the nodes before it are still to be closed.
+        After an error, the caller still has to close the nodes added before.
         """
         context = self._create_context(node, uid, metrics)
         self.contexts.append(context)
@@ -272,7 +277,9 @@ class OperatorRuntime:
         return self.contexts[0]
 
     def operator_index(self, node_index: int) -> int:
-        """Returns the operator index of a node; a source has -1, the input of the chain."""
+        """Returns the operator index of a node. A source has index -1, which means the input of the
+        chain.
+        """
         return node_index - self._shift
 
     def node_index(self, operator_index: int) -> int:
@@ -309,7 +316,9 @@ class OperatorRuntime:
     # Requests of the contexts (TaskServices).
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
-        """Passes a batch that an operator emitted by mail to the next one, and resumes the task."""
+        """Passes a batch that an operator emitted in a mail to the next operator, and resumes the
+        task.
+        """
         self.chain.emit_from(operator_index, batch)
         self.parking.resume()
 
@@ -318,7 +327,7 @@ class OperatorRuntime:
         self._output.emit_side(operator_index + self._shift, tag, batch)
 
     def emit_status(self, idle: bool) -> None:
-        """Passes the news that the stream is idle, or active again, and resumes the task."""
+        """Reports to the output that the stream is idle, or active again, and resumes the task."""
         self._output.emit_status(idle)
         self.parking.resume()
 
@@ -332,7 +341,7 @@ class OperatorRuntime:
     async def open(self, restore: TaskRestore | None = None) -> None:
         """Initialises and opens each operator, tail first; then the chain can run.
 
-        Raises RestoreError for state that an operator does not know.
+        Raises RestoreError for restored state that an operator does not use.
         """
         for operator in reversed(self.operators):
             self.scope.operator_context = operator.ctx
@@ -353,13 +362,17 @@ class OperatorRuntime:
         forget_finished(self.head)
 
     def end_input(self, input_index: int) -> None:
-        """Ends one of several inputs while others go on; no effect if the head has only one."""
+        """Ends one of several inputs while others go on. Has no effect if the head has only one
+        input.
+        """
         if self.operators and self.operators[0].inputs > 1:
             self._ended_inputs.append(input_index)
             self.emit_from(0, self.operators[0].end_input(input_index))
 
     def input_stopped(self) -> None:
-        """Tells all operators that the input has ended, so that none waits for further elements."""
+        """Notifies all operators that the input has ended, so that none waits for further
+        elements.
+        """
         for operator in self.operators:
             with naming(operator, "input_stopped()"):
                 operator.input_stopped()
@@ -367,8 +380,9 @@ class OperatorRuntime:
     async def finish(self, settle: Callable[[], Awaitable[None]]) -> None:
         """Finishes one operator after the other, head first.
 
-        Each gets the end of event time, the end of input, then the mail and timers that wait,
-        `finish`, and the mail that `finish` made. `settle()` waits until nothing is under way.
+        Each operator gets the end of event time and the end of its input. Then its waiting mail and
+        timers run, then `finish`, then the mail that `finish` has caused. `settle()` waits until no
+        work is left.
         """
         emit = self.chain.emit_from
         for index, operator in enumerate(self.operators):
@@ -391,7 +405,9 @@ class OperatorRuntime:
             mark_finished(self.head)
 
     def end_of_data(self) -> None:
-        """Tells all operators that no element comes any more, whether they finished or not."""
+        """Notifies all operators that no further element will come, whether they have finished or
+        not.
+        """
         for operator in self.operators:
             with naming(operator, "end_of_data()"):
                 operator.end_of_data()
@@ -426,7 +442,7 @@ class OperatorRuntime:
         return first
 
     async def quiesce_timers(self) -> None:
-        """Stops all timers; one that is firing ends first."""
+        """Stops all timers, after waiting for one that is firing."""
         for context in self.contexts:
             await context.processing_timers.quiesce()
 
@@ -440,7 +456,9 @@ class OperatorRuntime:
         await close_user_code(self.operators, self.scope, errors, limit)
 
     def close_state(self) -> None:
-        """Releases keyed state; after user code is closed, which may still read it."""
+        """Releases keyed state. Called after user code was closed, because closing may still read
+        state.
+        """
         for context in self.contexts:
             if context.keyed_state is not None:
                 context.keyed_state.close()
@@ -449,7 +467,7 @@ class OperatorRuntime:
 class Drive:
     """Runs mail and chains without the mailbox loop, for tasks that decide themselves when to work.
 
-    Consumers go first, so that little data waits between them.
+    Chains nearer to the output run first, so that little data waits between chains.
     """
 
     def __init__(
@@ -466,11 +484,11 @@ class Drive:
         self._watch = _Watch(partial(self._executor.execute, _nothing, "availability changed"))
 
     async def work_off(self) -> None:
-        """Runs mail and chains until nothing waits; async functions may still be busy."""
+        """Runs mail and chains until no work waits. Async functions may still be busy."""
         await self._run(idle=False)
 
     async def settle(self) -> None:
-        """Runs mail and chains until nothing waits and no operator has results to come."""
+        """Runs mail and chains until no work waits, and no operator expects results."""
         await self._run(idle=True)
 
     async def _run(self, *, idle: bool) -> None:
@@ -496,7 +514,9 @@ class Drive:
                 await self.wait_for(blocked)
 
     async def wait_for(self, availability: Availability) -> None:
-        """Runs mail until `availability` is up, or any mail came. Raises what the mail raised."""
+        """Runs mail until `availability` is available, or any mail has run. Raises errors of the
+        mail.
+        """
         self._watch.add(availability)
         try:
             await self._executor.yield_()
@@ -507,4 +527,4 @@ class Drive:
 
 
 def _nothing() -> None:
-    """Does nothing; as mail it ends a wait."""
+    """Does nothing. Sent as mail to end a wait."""

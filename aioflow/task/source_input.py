@@ -1,22 +1,24 @@
 """The input of a source task: polls a SourceReader and assigns event time.
 
 An empty poll becomes unavailability. Watermarks are made here, split by split (`split_watermarks`).
-A reader names the split of its last batch in `current_split`; without that attribute it reads one
-stream.
+A reader names the split of its last batch in `current_split`. A reader without this attribute reads
+one stream.
 
 Idleness is the time during which the reader was polled and had no data. It does not grow while the
 reader is not polled. When the whole reader is silent, the task is idle. A silent split does not
-hold others back if the source is unbounded and reads its splits side by side. With `one_at_a_time`
-a silent split only waits for its turn. A source that discovers splits does not end when it has read
-them all. It is idle at once, and active again with the next split.
+hold back the event time of others if the source is unbounded and reads its splits side by side.
+With `one_at_a_time` a silent split only waits for its turn. A source that discovers splits does not
+end when it has read all known splits. It becomes idle at once, and active again with the next
+split.
 
-A poll takes as many records as fit into the slice, by the cost measured here. The chain gets as
-many as it processes in a moment (`HandOver`). A checkpoint waits until the chain is empty, and the
-barrier of a source goes behind all records handed over. The cost of a call alone does not show how
-long that takes. An `async def` of 50 ms costs the loop nothing, and a throttle delays its records.
-So the time is measured from the hand-over until the chain is empty. It includes running the chain
-and waiting for its own operators. It excludes other tasks on the loop, and waiting for room
-downstream: smaller batches would shorten neither.
+A poll takes as many records as fit into the slice, by the cost measured here. The chain gets only
+as many records as it processes in about `HAND_OVER_NS`, as `HandOver` measures. The reason: a
+checkpoint waits until the chain is empty, because the barrier of a source is sent behind all
+records handed over. The processing cost alone does not show how long the chain takes: an `async
+def` of 50 ms costs the loop nothing, and a throttle delays its records. So the time is measured
+from the hand-over until the chain is empty. It includes running the chain and waiting for its own
+operators. It excludes other tasks on the loop, and waiting for room downstream, because smaller
+batches would not shorten these.
 """
 
 from __future__ import annotations
@@ -44,15 +46,16 @@ if TYPE_CHECKING:
 __all__ = ["HAND_OVER_NS", "HandOver", "SourceInput"]
 
 HAND_OVER_NS = 10_000_000
-"""Target duration of the chain's work for one poll: five slices, so that the chain gets full
-batches.
+"""Target duration of the chain's work on the records of one poll. It is five slices, so that the
+chain gets full batches.
 """
 
 
 class HandOver:
-    """Call `handed` with each batch of the source, and `ran` after each run of the chain.
+    """Limits the number of records that a source hands to its chain at a time.
 
-    `records` is the current limit, at least 1.
+    `records` is the current limit, at least 1. Call `handed` with the size of each batch of the
+    source, and `ran` after each run of the chain.
     """
 
     __slots__ = ("_blocked_ns", "_count", "_spent_ns", "records")
@@ -70,7 +73,7 @@ class HandOver:
         self._blocked_ns = None
 
     def ran(self, begun_ns: int, ended_ns: int, status: ChainStatus) -> None:
-        """Notes that the chain processed some of the records, or all."""
+        """Notes a run of the chain, which processed some or all of the records."""
         since_ns = begun_ns if self._blocked_ns is None else self._blocked_ns
         self._spent_ns += ended_ns - since_ns
         self._blocked_ns = ended_ns if status is ChainStatus.BLOCKED else None
@@ -105,10 +108,10 @@ class SourceInput:
     ) -> None:
         """`schedule(timestamp_ms, callback)` registers a processing-time timer, for idleness.
 
-        `unbounded`: some splits may be silent for long. `discovers`: more splits may come.
-        `per_run`: the end of the reader is the end of this run only (see `Source`). `waits`:
-        nothing is read before `limit` is called. `report(watermark)` tells the event time to the
-        sources that are aligned with this one.
+        `unbounded` means that splits may be silent for long, `discovers` that more splits may come.
+        `per_run` means that the end of the reader only ends this run (see `Source`). With `waits`,
+        nothing is read before `limit` is called. `report(watermark)` reports the event time, for
+        the sources that are aligned with this one.
         """
         self._reader = as_reader(reader, unbounded=unbounded)
         self._splits = [split for split in splits if not split.finished]
@@ -116,8 +119,8 @@ class SourceInput:
         self._finished = FinishedSplits(
             (split.id, split.payload) for split in self._finished_before
         )
-        """Finished splits stay in every checkpoint; otherwise they would be found and read
-        again.
+        """Finished splits. They stay in every checkpoint, because otherwise they would be
+        discovered and read again.
         """
         self._ids = {split.id for split in splits}
         self._strategy = strategy
@@ -130,9 +133,9 @@ class SourceInput:
         self._columnar = self._reader.columnar
         self._ns_per_record = float(slice_ns)  # One record at a time until the cost is known.
         self._over: dict[str, None] = {}
-        """Splits that were read to their end when no other data was left.
+        """Splits that the reader had read to their end when it last ran out of data.
 
-        Includes those of a reader that does not report finished splits.
+        Includes the splits of a reader that does not report finished splits.
         """
         self._unbounded = unbounded
         self._discovers = discovers
@@ -145,9 +148,9 @@ class SourceInput:
         self._drains_reader = False
         self._waits = waits
         self._limit = MAX_WATERMARK
-        """Event time above which nothing is read."""
+        """Event time above which no split is read."""
         self._is_held = waits
-        """Whether the source may be held back: checked at each poll."""
+        """Whether each poll has to check if the source is held back."""
         self._report = report
         self._held: dict[str, None] = {}
         """Splits that are not read because they are above the limit."""
@@ -163,9 +166,9 @@ class SourceInput:
         self._emitted_timestamp: int | None = None
         self.availability = Availability(available=True)
         self.hand_over = HandOver()
-        """Limit of the records that the task lets its chain have at a time."""
+        """The limit of the number of records that the chain gets at a time."""
         self.culprit = ""
-        """After a failure to assign event time: the note that names the record."""
+        """The note that names the record, after a failure to assign event time."""
         self.records_in = 0
 
     async def open(self) -> None:
@@ -186,7 +189,7 @@ class SourceInput:
         self._report_progress(self._now_ms())
 
     def limit(self, watermark: int) -> None:
-        """Lets the source begin, and read while its event time is at most `watermark`."""
+        """Allows the source to read, while its event time is at most `watermark`."""
         self._waits, self._limit = False, watermark
         self._is_held = watermark != MAX_WATERMARK
         if self._held:
@@ -203,7 +206,9 @@ class SourceInput:
         self._reader.hold(splits.keys())
 
     def _report_progress(self, _timestamp_ms: int) -> None:
-        """Reports the event time, and again after the time of the strategy."""
+        """Reports the event time, and schedules the next report after the interval of the
+        strategy.
+        """
         report, strategy = self._report, self._strategy
         if report is None or strategy is None or strategy.alignment is None:
             return
@@ -247,18 +252,22 @@ class SourceInput:
 
     @property
     def awaited_splits(self) -> list[str]:
-        """The splits that are read side by side and hold event time back, however long silent."""
+        """The splits that are read side by side and hold event time back, however long they are
+        silent.
+        """
         if self._idleness is not None or not self._unbounded:
             return []
         return [] if self._reader.one_at_a_time else self.timed_splits
 
     def split_watermark(self, split_id: str) -> int:
-        """Returns the event time of one of `timed_splits`; before `open` it has none."""
+        """Returns the event time of one of `timed_splits`. Call it after `open`."""
         return self._times.shown(split_id)
 
     @property
     def emitted(self) -> tuple[int, int | None]:
-        """Time at which the last records came, initially now, and their event time."""
+        """Time at which the last records arrived (initially the time of creation), and their event
+        time.
+        """
         return self._emitted_ms, self._emitted_timestamp
 
     @property
@@ -269,15 +278,15 @@ class SourceInput:
 
     @property
     def idle_ms(self) -> int:
-        """How long the stream has been idle in total."""
+        """Total time in ms that the stream has been idle."""
         return self._idle_ms + (
             0 if self._idle_since_ms is None else self._now_ms() - self._idle_since_ms
         )
 
     def stop(self, *, drain: bool) -> None:
-        """Ends the source where it is: no more records; event time ends only with `drain`.
+        """Ends the source at its current position. Event time ends only with `drain`.
 
-        A reader with a `stop` method has acknowledged records to an outside system. It refuses
+        A reader with a `stop` method has acknowledged records to an outside system. It accepts no
         more, and is read to its end.
         """
         self._stopped = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
@@ -286,7 +295,7 @@ class SourceInput:
         self.availability.set_available()
 
     def emit_next(self, max_records: int, max_columns: int = COLUMN_RECORDS_MAX) -> InputStatus:
-        """Polls once: for `max_records`, or `max_columns` of a columnar reader."""
+        """Polls once, for at most `max_records`, or `max_columns` if the reader is columnar."""
         if self._owed != MIN_WATERMARK:
             watermark, self._owed = self._owed, MIN_WATERMARK
             self._consumer.on_batch(empty_batch(watermark), 0)
@@ -346,7 +355,9 @@ class SourceInput:
         return self._reader.finished
 
     def checkpoint(self, checkpoint_id: int) -> SourceState:
-        """Returns the position of every split after the last emitted record. Between two polls."""
+        """Returns the position of every split after the last emitted record. Called between two
+        polls.
+        """
         reader = self._reader
         # A reader that ended because the job is stopped has not really ended: it continues after a
         # restore. So does one of a source that each run gives more, from its position.
@@ -378,13 +389,13 @@ class SourceInput:
         self._cancel_timers()
 
     async def close_reader(self) -> None:
-        """Closes the reader; after `close`."""
+        """Closes the reader. Called after `close`."""
         await self._reader.close()
 
     def _wait_for_splits(self) -> InputStatus:
         """Waits for new splits after all known ones were read.
 
-        Meanwhile the source is idle, so its watermark holds no other subtask back.
+        Meanwhile the source is idle, so that its watermark does not hold back other subtasks.
         """
         self._cancel_timers()
         self._over.update((split.id, None) for split in self._splits)
@@ -409,7 +420,9 @@ class SourceInput:
             self._note_poll(self._quiet, None)
 
     def pause(self) -> None:
-        """Pauses idleness: the source is not polled while the task waits for room."""
+        """Pauses the measurement of idleness, because the source is not polled while the task waits
+        for room.
+        """
         now_ms = self._now_ms()
         if self._idleness is not None:
             self._idleness.pause(now_ms)

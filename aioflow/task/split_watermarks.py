@@ -1,9 +1,10 @@
-"""Event time of a source task: each split has a generator, and the task has their minimum.
+"""Event time of a source task: each split has a watermark generator, and the task's watermark is
+the minimum of the splits.
 
-A split that was read to its end counts as the end of time, and an idle split is ignored. A split
-that waits for its turn counts with its own time. So a reader that takes one file after the other
-makes no record late. A split that was found later starts at the task's watermark. It cannot take
-event time back, so its older records are late.
+A split that was read to its end counts as MAX_WATERMARK, and an idle split is ignored. A split that
+waits for its turn counts with its own event time. So no record is late if a reader reads one file
+after the other. A split that is discovered later starts at the task's watermark. Event time cannot
+go back for it, so its older records are late.
 
 Invariant: the watermark never goes back, not even in a restore, if the splits stay with their
 subtask.
@@ -30,7 +31,7 @@ __all__ = ["QuietSplits", "SplitWatermarks"]
 class SplitWatermarks:
     """Assigns event time to the batches of one reader.
 
-    Without a strategy they keep their timestamps.
+    Without a strategy the batches keep their timestamps.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class SplitWatermarks:
         self._now_ms = now_ms
         self._generators: dict[str, WatermarkGenerator] = {}
         self._order: list[tuple[int, str]] = []
-        """A heap with at least one entry for each split that is not in `_aside`.
+        """A heap of (event time, split) with at least one entry for each split that is not in
+        `_aside`.
 
-        That entry is not above the split's event time; other entries are outdated.
+        An entry may be outdated, but is never above the split's event time.
         """
         self._aside: dict[str, None] = {}
         """Splits that were idle when they reached the top of `_order`."""
@@ -59,8 +61,8 @@ class SplitWatermarks:
     def open(self, splits: Sequence[Split], finished: Sequence[Split]) -> None:
         """Continues each of `splits` at its event time.
 
-        If there are none, continues at the event time of the task when it read the last of
-        `finished`.
+        If there are none, continues at the event time that the task had after the last of the
+        `finished` splits.
         """
         if self._strategy is None:
             return
@@ -97,8 +99,8 @@ class SplitWatermarks:
         return MAX_WATERMARK if self._is_finished(split_id) else self.of(split_id)
 
     def stamp(self, values: Any, idle: Collection[str]) -> RecordBatch:
-        """Returns the batch for values that the reader has just given, a list or columns, not
-        empty.
+        """Returns a batch of the non-empty `values` (a list or columns) that the reader has just
+        returned.
 
         Splits in `idle` do not hold event time back.
         """
@@ -150,9 +152,10 @@ class SplitWatermarks:
         return RecordBatch(values, timestamps, None, watermarks, combined)
 
     def advance(self, idle: Collection[str]) -> bool:
-        """Returns whether the watermark advances, now that some splits are in `idle`.
+        """Advances the watermark if the splits in `idle` held it back, and returns whether it has
+        advanced.
 
-        It stays while all splits are idle: then the whole task is idle.
+        It does not advance while all splits are idle, because then the whole task is idle.
         """
         self._forget_finished("")
         least = self._least(idle, "")
@@ -174,9 +177,9 @@ class SplitWatermarks:
         heappush(self._order, (generator.current, split_id))
 
     def _least(self, idle: Collection[str], but: str) -> int:
-        """Returns the minimum event time of splits that are neither in `idle` nor `but`.
+        """Returns the minimum event time of all splits except `but` and the splits in `idle`.
 
-        There may be thousands of splits.
+        Uses the heap, because there may be thousands of splits.
         """
         order, generators = self._order, self._generators
         for split_id in [id_ for id_ in self._aside if id_ not in idle or id_ == but]:
@@ -208,8 +211,8 @@ class SplitWatermarks:
         return split_id in self._reader.finished_splits
 
     def _forget_finished(self, but: str) -> None:
-        """Drops the generators of finished splits: a source may see very many splits in its
-        life.
+        """Drops the generators of finished splits, because a source may read very many splits over
+        time.
         """
         finished = self._reader.finished_splits
         if len(finished) > self._forgotten:
@@ -228,8 +231,9 @@ class QuietSplits:
     """Detects idle splits of a reader that reads splits side by side.
 
     A split is idle if no record came from it for `idle_after_ms` while the reader was polled. Time
-    under back pressure does not count. As many polls as there are splits must have skipped it, so
-    that a reader that takes them in turn had its chance. `now_ms` is any clock.
+    under back pressure does not count. In addition, as many polls as there are splits must have
+    returned nothing from it, so that a reader that polls its splits in turn has polled it. `now_ms`
+    may be on any clock.
     """
 
     def __init__(self, idle_after_ms: int, splits: Sequence[str], now_ms: int) -> None:
@@ -238,7 +242,7 @@ class QuietSplits:
         self._paused_at_ms: int | None = None
         self._polls = 0
         self._last: dict[str, tuple[int, int]] = {}
-        """Time without pauses, and number of polls, at the last record of each split."""
+        """Split -> time without pauses and number of polls, both at its last record."""
         self.idle: dict[str, None] = {}
         self.add(splits, now_ms)
 
@@ -247,7 +251,7 @@ class QuietSplits:
         self._last.update(dict.fromkeys(splits, (self._asked_ms(now_ms), self._polls)))
 
     def polled(self, split_id: str | None, now_ms: int) -> None:
-        """Notes a poll that gave records of `split_id`; None: it gave none."""
+        """Notes a poll that returned records of `split_id`, or no records if it is None."""
         if self._paused_at_ms is not None:
             self._paused_ms += now_ms - self._paused_at_ms
             self._paused_at_ms = None
@@ -264,7 +268,9 @@ class QuietSplits:
             self._paused_at_ms = now_ms
 
     def check(self, now_ms: int) -> int | None:
-        """Updates `idle`. Returns when to check again; None: not before the next poll."""
+        """Updates `idle`. Returns the time of the next check, or None if none is needed before the
+        next poll.
+        """
         if self._paused_at_ms is not None:
             return None
         asked_ms, due_ms = self._asked_ms(now_ms), None

@@ -1,17 +1,18 @@
-"""One subtask: an asyncio task around one mailbox loop whose default action moves one slice of
+"""One subtask: an asyncio task that runs a mailbox loop. Its default action processes one slice of
 records.
 
 Phases (`ending.py`, after Flink): created -> opening -> running -> ended -> finishing -> lingering
 -> leaving -> closed. The default action is in `loop.py`. Only the mailbox loop touches operators
 and state, so a task needs no lock.
 
-A checkpoint is taken between two slices, when the chain is empty. Once one is due, the default
-action empties the chain, takes no input, and takes the checkpoint before anything else.
+An aligned checkpoint is taken between two slices, when the chain is empty. Once one is due, the
+default action takes no input, empties the chain, and then takes the checkpoint before anything
+else.
 
-Ending (`ending.py`): `END_OF_DATA` sends the MAX watermark through the chain, then each operator
-finishes, head first. Stopping without drain skips both. With checkpoints the task then lingers
-until the last of them has completed. Cleaning up always runs, closes tail first, and keeps the
-first error.
+Ending (`ending.py`): at the end of the data, MAX_WATERMARK goes through the chain, and each
+operator finishes, head first. Stopping without drain skips both. With checkpoints the task then
+lingers until its last checkpoint has completed. The clean-up always runs, closes operators tail
+first, and keeps the first error.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ class StreamTask:
         environment: TaskEnvironment,
         taps: Mapping[TapPlace, Sequence[Tap]],
     ) -> None:
-        """`taps`: existing subscriptions.
+        """`taps` are the existing subscriptions to outputs.
 
-        Partitions are registered here, before any consumer asks for them.
+        The constructor registers the partitions, before any consumer asks for them.
         """
         self.descriptor = descriptor
         self.name = descriptor.task_name
@@ -174,7 +175,7 @@ class StreamTask:
     ) -> BaseException | None:
         """Runs from restoring to the end of the stream, and until no code of the task runs.
 
-        Returns an error as it is: the group would wrap it.
+        Returns an error instead of raising it, because the task group would wrap it.
         """
         try:
             return await self._live_in_group(on_initializing, on_running)
@@ -238,7 +239,9 @@ class StreamTask:
 
     @property
     def stuck(self) -> CancellationTimeout | None:
-        """The error that names user code which did not end after the cancellation."""
+        """The error that names user code that did not end after the cancellation; None without such
+        code.
+        """
         return self._watch_over_end.error
 
     def _on_abandoned(self) -> None:
@@ -248,7 +251,7 @@ class StreamTask:
     async def _open(self) -> NetworkLoop | SourceLoop:
         """Makes the parts of the task, restores their state, and opens them.
 
-        The source comes last, and may have been stopped by then.
+        The source is opened last. It may have been stopped by then.
         """
         restore, runtime = self.descriptor.restore, self._runtime
         assembly = TaskAssembly(
@@ -287,8 +290,8 @@ class StreamTask:
         return loop
 
     def _assemble(self, assembly: TaskAssembly) -> NetworkLoop | SourceLoop:
-        """Makes the operators and the input, which calls user code, and then the parts that need
-        them.
+        """Makes the operators and the input, which calls user code. Then makes the parts that need
+        these.
         """
         runtime, output, restore = self._runtime, self._output, self.descriptor.restore
         assembly.add_operators()
@@ -394,7 +397,8 @@ class StreamTask:
     async def _close_parts(self, errors: list[BaseException]) -> None:
         """Closes the input, then the operators. Errors of user code go into `errors`.
 
-        A second cancellation does not interrupt it: files and connections of users are closed here.
+        A second cancellation does not interrupt this, because files and connections of users are
+        closed here.
         """
         loop = self._loop
         if loop is not None:
@@ -494,31 +498,38 @@ class StreamTask:
     # Requests of the worker, on the loop.
 
     def fail_partitions(self, error: BaseException) -> None:
-        """Shows consumers the error of a task that is over before its streams ended."""
+        """Passes the error of a task that is over to its consumers, if its streams have not
+        ended.
+        """
         self._output.fail(error)
 
     @property
     def failed_producer(self) -> ProducerFailed | None:
-        """Error of the input after a producer had failed.
+        """The error that the input raised because a producer had failed; None without such an
+        error.
 
-        An error of this class from user code does not count.
+        A ProducerFailed that user code raised does not count.
         """
         return self._loop.input.failed_producer if isinstance(self._loop, NetworkLoop) else None
 
     def abandon(self) -> None:
-        """Releases the resources of the constructor: cancelled before it ran."""
+        """Releases the resources of the constructor. Called for a task that is cancelled before it
+        runs.
+        """
         self.fail_partitions(ProducerFailed(f"task {self.name} was cancelled before it ran"))
 
     def stop_source(self, *, drain: bool) -> None:
-        """Ends the source where it is, or as soon as it is open; with `drain` event time ends
-        too.
+        """Ends the source at its current position, or as soon as it is open. With `drain`, event
+        time ends too.
         """
         self._stop = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
         if self.life.is_running and isinstance(self._loop, SourceLoop):
             self._loop.input.stop(drain=drain)
 
     def describe_checkpoint(self, checkpoint_id: int) -> str:
-        """Returns the phase of a checkpoint here, and what the task does, for logs."""
+        """Returns the phase of a checkpoint in this task, and what the task is doing, for the
+        log.
+        """
         runtime = self._runtime
         if not self.life.is_running:
             return f"the task is {self.life.phase.name}"
@@ -539,7 +550,7 @@ class StreamTask:
         return f"its phase is {phase}; the task {does}"
 
     def limit_source(self, watermark: int) -> None:
-        """Lets the source begin, and read while its event time is at most `watermark`."""
+        """Allows the source to read, while its event time is at most `watermark`."""
         self._source_limit = watermark
         if isinstance(self._loop, SourceLoop):
             self._loop.input.limit(watermark)
@@ -565,17 +576,19 @@ class StreamTask:
         self._mail.trigger(barrier)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Reports that the checkpoint and all before it are durable."""
+        """Notifies the task that the checkpoint and all earlier ones have completed."""
         self._mail.completed(checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
-        """Reports that the checkpoint will not complete; `latest_completed` did."""
+        """Notifies the task that the checkpoint will not complete. `latest_completed` is the last
+        completed checkpoint.
+        """
         self._mail.aborted(checkpoint_id, latest_completed)
 
     def set_taps(self, place: TapPlace, taps: Sequence[Tap]) -> None:
         """Sets the taps on the output of `place`, if it is part of this task.
 
-        For a side output they take effect at once, for an operator between two slices.
+        Taps on a side output take effect at once, taps on an operator between two slices.
         """
         self._taps[place] = tuple(taps)
         for index, node in enumerate(self.descriptor.vertex.nodes):
