@@ -5,5 +5,5 @@ Events are only transported; other packages define their meaning. Terms that the
 * Element: a batch or an event in a channel.
 * Open batch: the batch to which the producer still appends records. Sealing closes the batch and
   puts it into the queue.
-* Segment: 32 KiB of network memory, which carry one frame to another process.
+* Segment: 32 KiB of network memory, which hold one data frame from another process.
 """

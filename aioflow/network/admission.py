@@ -1,7 +1,7 @@
 """Limits the connections that are not authenticated yet, and logs refused connections.
 
-A connection that is not authenticated yet occupies one of a few places, so that strangers cost
-little. The first refused connection is logged at once, later ones in one line a minute with a
+Only a few connections per listener may be unauthenticated at a time, so that strangers cost little.
+The first refused connection is logged at once, later ones in at most one line a minute with a
 count. A flood of connections must show in the log, but must not flood the log. The socket options
 of connections between the processes of a cluster are set here too.
 """
@@ -32,7 +32,7 @@ EVERY_S = 60.0
 class Refusals:
     """Counts and logs the refused connections of one listener.
 
-    `subject` names the listener in messages, as in "the monitoring endpoint".
+    `subject` names the listener in log messages, as in "the monitoring endpoint".
     """
 
     __slots__ = ("_logger", "_silent", "_silent_until_s", "_subject", "total")
@@ -48,7 +48,8 @@ class Refusals:
     def add(self, peer: str, reason: object) -> None:
         """Counts a refused connection.
 
-        Logs it, with those since the last line, unless that line is less than a minute old.
+        Logs it, and the number of refusals since the last log line, unless that line is less than
+        a minute old.
         """
         self.total += 1
         now = asyncio.get_running_loop().time()
@@ -96,10 +97,10 @@ GuestT = TypeVar("GuestT", bound=Guest)
 
 
 class WaitingRoom(Generic[GuestT]):
-    """The accepted connections of a listener that have not sent a first frame.
+    """The accepted connections of a listener that have not sent their first frame.
 
-    If there are too many, the oldest is rejected. An honest peer needs only milliseconds, so a
-    stranger who fills the room cannot keep others out for long.
+    If there are more than `WAITING_MAX`, the oldest is rejected. An honest peer sends its first
+    frame within milliseconds, so a stranger who fills the room cannot keep others out for long.
     """
 
     __slots__ = ("_is_closed", "_refusals", "_waiting")
@@ -146,7 +147,7 @@ class WaitingRoom(Generic[GuestT]):
                 self._refusals.add(connection.peer, error or "it ended before it had proved itself")
 
     def close(self) -> list[GuestT]:
-        """Rejects all connections, and later ones too. Returns the connections that waited."""
+        """Aborts the waiting connections and returns them. Later connections are aborted too."""
         self._is_closed = True
         self._refusals.close()
         waiting = list(self._waiting)
@@ -163,7 +164,7 @@ SILENCE_MS = 10_000
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> str:
-    """Returns the address of the peer, for messages."""
+    """Returns the address of the peer, for log and error messages."""
     name = None if transport is None else transport.get_extra_info("peername")
     return "unknown" if name is None else f"{name[0]}:{name[1]}"
 
@@ -171,8 +172,8 @@ def peer_of(transport: asyncio.BaseTransport | None) -> str:
 def tune(transport: asyncio.Transport) -> None:
     """Disables Nagle's algorithm, and limits the time that a peer may leave data unacknowledged.
 
-    The limit does not apply on one machine. No data is lost there: data waits for a program that
-    does not read now, and a dead program ends its sockets. A simulated transport has no socket.
+    The limit is not set for connections on one machine. The kernel loses no data there, and closes
+    the sockets of a dead process. Has no effect on a simulated transport, which has no socket.
     """
     transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
     sock = transport.get_extra_info("socket")

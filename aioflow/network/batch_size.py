@@ -1,10 +1,10 @@
 """Sizes of batches: in bytes of memory within a process, and in records, as a consumer asks for.
 
 A batch within a process is a list of Python objects, and measuring each of them would cost more
-than the exchange. So a writer measures one routed record in 16, or fewer, with `record_size`. A
-sealed batch counts as the estimate for each of its records. The sizes of batches of bytes, and of
-numbers in columns, are exact. The estimate counts an object that several records share for each of
-them.
+than the exchange. So a writer measures at most one in 16 records with `record_size`. The size of a
+sealed batch is this estimate times the number of its records. If several records share an object,
+the estimate counts it once for each of these records. The sizes of batches of bytes, and of numbers
+in columns, are exact.
 
 Buffer debloating sizes batches so that the queued data is about one second of work.
 Large batches are cheap per record. But all queued data delays the next barrier, and the records
@@ -15,13 +15,14 @@ batches of a size such that
 
 The size is in records, not in bytes as in Flink, because a consumer's rate is in records. The
 producer knows the size of its records, and makes batches smaller if their bytes would not fit into
-its share of the network memory. So the smaller one of a time and a number of bytes bounds what is
-queued. The size may exceed a batch of rows, because columnar batches can hold more. The channels
-that have not ended share the total. A change below `THRESHOLD` is not announced. Idle time does not
-count, so a quiet input is not mistaken for a slow one.
+its share of the network memory. So queued data is limited twice: in processing time by the gate, in
+bytes by the producer. The announced size may exceed the limit for row batches, because columnar
+batches can hold more. "Batches queued" is the total of all channels that have not ended. A change
+below `THRESHOLD` is not announced. Idle time does not count, so a quiet input is not mistaken for a
+slow one.
 
-The design follows BufferDebloater and BufferSizeEMA of Flink. Without clock or loop: `now_s` is an
-argument.
+The design follows BufferDebloater and BufferSizeEMA of Flink. This module uses no clock and no
+event loop: the time `now_s` is an argument.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ BATCH_OVERHEAD: Final = 256
 """Bytes of an empty batch with its lists."""
 
 RECORD_OVERHEAD: Final = 48
-"""Bytes of the places of a record in the lists of a batch, and of its timestamp."""
+"""Number of bytes that a record takes in the lists of a batch, with its timestamp."""
 
 DEPTH_MAX: Final = 6
 ITEMS_MAX: Final = 32
 VALUES_MAX: Final = 128
-"""Limits of the measurement of one value: levels, items of one list, and objects in all.
+"""Limits for measuring one value: number of levels, of items per list, and of objects in total.
 
-The items of a longer list count like those of its sample. Lists and dicts beyond the number of
-objects count like those before them in the same list. Objects of a graph refer to one another, so
-the limits of levels and items alone would allow millions.
+Items beyond the limit of a list count as much as its measured items on average. So do lists and
+dicts beyond the total number of objects. Without a limit of the total, a graph of objects that
+refer to one another could take millions of measurements.
 """
 
 _FLAT: Final = frozenset([int, float, bool, str, bytes, bytearray, type(None), complex])
@@ -81,9 +82,9 @@ An Enum member refers to its class, and a UUID refers to a member of the Enum `u
 
 
 def batch_bytes(batch: RecordBatch, record_bytes: int) -> int:
-    """Returns the estimated size of a batch whose records take `record_bytes` each.
+    """Returns the estimated size of a batch in bytes: `record_bytes` for each record.
 
-    Batches of bytes alone, and columns, are measured.
+    Batches that hold only bytes objects, and columnar batches, are measured instead.
     """
     values = batch.values
     if type(values) is not list:
@@ -95,14 +96,14 @@ def batch_bytes(batch: RecordBatch, record_bytes: int) -> int:
 
 
 def record_size(values: Sequence[Any], index: int) -> int:
-    """Returns the size of one record of `values`, which is the one at `index` in a list of rows."""
+    """Returns the size of the record at `index` in bytes. For columns, returns the average size."""
     if type(values) is list:
         return RECORD_OVERHEAD + value_size(values[index])
     return 1 + _column_size(values) // len(values)
 
 
 def value_size(value: Any) -> int:
-    """Returns the estimated bytes of `value` with the objects that it refers to.
+    """Returns the estimated size of `value` in bytes, including the objects that it refers to.
 
     Keys of small dicts are left out, because most records share them.
     """
@@ -194,20 +195,21 @@ THRESHOLD = 0.25
 """Minimum relative change of the size that is announced."""
 
 RECORDS_MIN = 1
-"""Minimum batch size. A task that needs it takes four batches a second from a channel.
+"""Minimum batch size. Only a task that takes about four records a second per channel needs it.
 
-So the fixed cost of a batch does not matter.
+The fixed cost of a batch does not matter at this rate.
 """
 
 BATCHES_PER_CHANNEL = 4
 """Number of batches that may wait for a consumer, or be on the way to it.
 
-They keep two processes busy while the loop of each does other work for a slice. With 2 both wait
-for one another (a quarter less throughput by wall, a tenth by CPU); 8 gain no more than 4.
+They keep two processes busy while the event loop of one of them does other work for a time slice.
+With 2 batches both processes wait for one another: throughput is a quarter lower by wall clock, a
+tenth by CPU time. 8 batches gain no more than 4.
 """
 
 PERIOD_S = 0.2
-"""Working time between two measurements; Flink's default."""
+"""Time that the task works between two measurements; Flink's default."""
 
 SMOOTHING = 2 / 21
 """Weight of one period in the moving average, as in an average over 20 periods."""

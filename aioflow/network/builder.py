@@ -1,18 +1,19 @@
 """The open batch of one subpartition: plain lists that a routing loop appends to.
 
-The consumer sees nothing of it before `seal`. The lists `values`, `timestamps`, `keys` and
-`watermarks` are public because generated routing loops append to them directly. At every `seal`,
-`timestamps` and `keys` are either empty or as long as `values`. If records are their own keys,
-`keys` is `values` itself, as in the batches that were added. This avoids a second copy, and the
-encoder of the sealed batch need not compare the two.
+The consumer sees nothing of the open batch before `seal`. The lists `values`, `timestamps`, `keys`
+and `watermarks` are public because generated routing loops append to them directly. At every
+`seal`, `timestamps` and `keys` are either empty or as long as `values`. If records are their own
+keys, `keys` is `values` itself, as in the batches that were added. This avoids a second copy, and
+the encoder of the sealed batch need not compare the two.
 
-Watermarks are kept lazily. `told` is the last watermark sent to the channel, `watermark` the
-current one. Records without an entry in `watermarks` saw the current watermark. So a loop over a
-batch with a constant watermark appends none, and calls `advance_watermark` after the batch. A loop
-over a batch with a list calls `start_watermarks()` before it, appends one entry per record, and
-calls `advance_watermark` after it. A sealed batch has no list iff no record saw a watermark above
-`told`. A constant list is kept too if it is above `told`. Otherwise the channel would take the
-records for earlier than they are.
+Entries of `watermarks` are added lazily. `told` is the last watermark sent to the channel,
+`watermark` the current one. A record without an entry was appended under the current watermark. So
+a loop over a batch with a constant watermark appends no entries, and calls `advance_watermark`
+after the batch. A loop over a batch with a list of watermarks calls `start_watermarks()` first,
+appends one entry per record, and calls `advance_watermark` at the end. A sealed batch has no list
+iff no record was appended under a watermark above `told`. So even a list of equal entries is kept
+if they are above `told`. Without it the consumer would process the records under an earlier
+watermark than theirs.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class BatchBuilder:
     def extend(self, batch: RecordBatch, start: int = 0) -> int:
         """Appends records of `batch` from `start` on while there is room; returns their number.
 
-        Returns 0 if the open batch is full, or differs in shape: timestamps, keys or `taken`. Then
-        call `seal` first, and try again.
+        Returns 0 if the open batch is full, or differs from `batch` in having timestamps or keys,
+        or in `taken`. Then call `seal` first, and try again.
         """
         values = self.values
         if not batch.values:
@@ -180,10 +181,10 @@ class BatchBuilder:
             self.watermarks = [self.told] * len(self.values)
 
     def seal(self, watermark: int | None = None) -> RecordBatch:
-        """Returns the lists as a batch followed by `watermark` (default: the current one).
+        """Returns the open records as a batch followed by `watermark` (default: the current one).
 
-        Starts new lists. The batch may be empty: a bare watermark, or nothing if `has_news` is
-        False.
+        Starts the next open batch. The returned batch has no records if none were appended, and no
+        watermark either if `has_news` is False.
         """
         self._fill()
         if watermark is not None:
@@ -234,7 +235,7 @@ class BatchBuilder:
     def finish(self) -> int:
         """Closes the builder for appends and returns the number of records so far. Idempotent.
 
-        The next `seal` still takes the open records. `is_finished` is False until then.
+        The next `seal` still returns the open records. `is_finished` is False until then.
         """
         self.is_closed = True
         return self._sealed_records + len(self.values)
@@ -246,8 +247,9 @@ class BatchBuilder:
         self._covered = 0
 
     def _fill(self) -> None:
-        """Gives records without an entry in `watermarks` the current watermark. If the consumer
-        already has this watermark, only notes how many records need no entry.
+        """Adds the current watermark as entry of `watermarks` for each record without an entry.
+
+        If the consumer already has this watermark, only notes how many records need no entry.
         """
         count = len(self.values)
         if not self.watermarks:

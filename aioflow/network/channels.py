@@ -1,12 +1,13 @@
 """The input channels of a gate, for producers in this process and in other processes.
 
 `LocalInputChannel` reads the producer's own queue, so batches are never copied. If the producer has
-not registered its partition yet, `request` returns False, and the owner of the partitions calls
-`request_again` once it has. The design follows Flink's LocalInputChannel.
+not registered its partition yet, `request` returns False. The owner of the partitions calls
+`request_again` once the partition is registered. The design follows Flink's LocalInputChannel.
 
 `RemoteInputChannel` has its producer in another process. If the partition is missing there, the
 channel asks the JobMaster about the producer before it requests the partition again. Received bytes
-wait here until the task polls, which decodes them. The exchange handles order, credit and resets.
+wait here until the task polls the channel, which decodes them. The exchange handles order, credit
+and resets.
 The design follows Flink's RemoteInputChannel.
 """
 
@@ -127,7 +128,7 @@ class LocalInputChannel:
         return []
 
     def hurry(self, checkpoint_id: int) -> None:
-        """Does nothing: the barrier waits at the producer, which lets it overtake there."""
+        """Does nothing: the barrier waits at the producer, where it overtakes."""
 
     def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
         """Does nothing: no element waits at the receiver."""
@@ -156,13 +157,15 @@ class LocalInputChannel:
 
 
 EXCLUSIVE_BUFFERS = 2
-"""Number of segments that each channel owns, as in Flink: a batch is on the way while the one
-before is in the task's queue.
+"""Number of segments that each channel owns, as in Flink: one for a batch on the way, and one for
+the previous batch in the task's queue.
 """
 
 FLOATING_BUFFERS = 30
-"""Number of segments for each channel that a gate may lend. They suffice for some columnar batches
-of a dozen segments each, which would otherwise wait for the credit of their first part.
+"""Maximum number of segments that a gate lends, times the number of its channels.
+
+They suffice for a few columnar batches of a dozen segments each. With fewer, such a batch would
+have to wait until the receiver returns the credit of its first frames.
 """
 
 REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
@@ -170,14 +173,14 @@ REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
 
 
 class ProducerState(StrEnum):
-    """The answer of the JobMaster about the producer of a partition that is not there."""
+    """The answer of the JobMaster about the producer of a missing partition."""
 
     AWAITED = "awaited"
-    """The producer does not run yet: the partition comes."""
+    """The producer does not run yet: the partition will exist later."""
     RUNNING = "running"
     """The producer runs or has finished, so its partition exists or will exist soon."""
     GONE = "gone"
-    """The producer has failed, was cancelled, or another attempt has replaced it."""
+    """The producer has failed, was cancelled, or was replaced by another attempt."""
     UNKNOWN = "unknown"
     """The JobMaster has not answered."""
 
@@ -216,7 +219,7 @@ class RemoteInputChannel:
         buffers: LocalBufferPool,
         ask_producer: AskProducer,
     ) -> None:
-        """Takes the segments of the channel from `buffers`, the pool of the gate.
+        """Makes a channel that takes its segments from `buffers`, the pool of the gate.
 
         `ask_producer` is called when the partition is missing, before it is requested again.
         """
@@ -230,11 +233,13 @@ class RemoteInputChannel:
         self._tables = EntryTables()
         self._number: int | None = None
         self._received: deque[bytes | Event | None] = deque()
-        """Elements in order of arrival. None stands for an event that has overtaken others."""
+        """Elements in order of arrival. None marks the position of an event that has overtaken
+        others.
+        """
         self._priority: deque[tuple[Event, list[bytes | Event]]] = deque()
         """Priority events, each with all elements that it has overtaken here.
 
-        A second waiting barrier has overtaken what the first one has, too.
+        If two barriers wait, an element that both have overtaken is listed with both.
         """
         self._overtaken: list[bytes | Event] = []
         self._on_announced: Callable[[CheckpointBarrier], None] | None = None
@@ -272,8 +277,9 @@ class RemoteInputChannel:
         return True
 
     def poll(self) -> Polled | None:
-        """Returns the next element, decoded now, or None. Raises the error of the producer or
-        connection.
+        """Decodes and returns the next element, or returns None if there is none.
+
+        Raises the error of the producer or of the connection.
         """
         if self._error is not None:
             raise self._error
@@ -423,9 +429,10 @@ class RemoteInputChannel:
         self._take(what)
 
     def _on_producer_state(self, missing: PartitionNotFound, state: ProducerState) -> None:
-        """Requests the partition again after a while if there is hope, else ends the channel.
+        """Requests the partition again after a back-off, or ends the channel.
 
-        There is no limit while the producer does not run yet.
+        The channel ends if the producer is gone, or after the last back-off. While the producer
+        does not run yet, the number of requests is not limited.
         """
         if self.is_released or self._error is not None:
             return

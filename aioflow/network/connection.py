@@ -1,10 +1,11 @@
 """One TCP connection between two processes of a cluster, and its handshake.
 
-Both sides prove that they know the cluster's secret. Then bytes become frames for the owner of the
-connection. Nothing is parsed before the handshake is done. A peer that connects must finish the
-handshake and send its first frame within a few seconds. Until then it occupies one of a few places
-in a waiting room. The owner calls `write` while `is_writable`, and coalesces its writes itself.
-Between machines and without TLS, every frame carries a MAC of the session.
+Both sides prove that they know the cluster's secret. Then received bytes are decoded into frames
+for the owner of the connection. Nothing is parsed before the handshake is done. A peer that
+connects must finish the handshake and send its first frame within a few seconds. Until then its
+connection is in a `WaitingRoom`, which holds only a limited number. The owner calls `write` while
+`is_writable`, and coalesces its writes itself. Between machines and without TLS, every frame
+carries a MAC of the session.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 5.0
 """Maximum time of a handshake.
 
-A busy machine needs a second; a port scanner gets no more than this.
+A busy machine may need a second. A port scanner holds a connection no longer than this.
 """
 
 CLOSE_TIMEOUT_S = 2.0
@@ -158,7 +159,7 @@ class AuthenticatedConnection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        """Address of the peer, for messages."""
+        """Address of the peer, for log and error messages."""
         return peer_of(self._transport)
 
     @property
@@ -201,7 +202,7 @@ class AuthenticatedConnection(asyncio.Protocol):
     def _prove(self, data: bytes) -> bytes:
         """Feeds received bytes to the handshake.
 
-        Returns the bytes that follow the handshake, or nothing before it is done.
+        Returns the received bytes that follow the handshake, b"" while the handshake is not done.
         """
         answer = self._handshake.receive(data)
         if answer:

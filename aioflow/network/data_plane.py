@@ -1,13 +1,13 @@
-"""The data plane of one process: a link to each other process that it exchanges partitions with.
+"""The data plane of one process: a link to each other process with which it exchanges partitions.
 
-The consumer connects, and connects again after a reset. The first frame of a connection names the
-link that it belongs to. The side that connected closes an unused link, and both sides forget it.
+The consumer connects, and connects again after a reset. The first frame of a connection names its
+link. The side that connected closes an unused link, and both sides forget it.
 
-The consumer gives up a link that stays without a connection: after `GIVE_UP_S` every channel fails
-with Broken, so the consuming tasks fail and the job sees it. The producer only cleans up: it
-forgets the consumer after `FORGET_S`, which is later. A consumer that returns even later, because
-its process stood still, is refused with Broken and fails as well. So no consumer ends without an
-error that the job sees, and no producer drops records of a consumer that goes on.
+The consumer gives up a link that has no connection for `GIVE_UP_S`: every channel fails with
+Broken, so the consuming tasks fail and with them the job. The producer only cleans up: it forgets
+the consumer after `FORGET_S`, which is longer. A consumer that connects again even later, because
+its process was paused, is refused with Broken and fails as well. So every lost consumer makes the
+job fail, and no producer drops records of a consumer that continues.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ __all__ = ["FORGET_S", "GIVE_UP_S", "UNUSED_S", "DataPlane"]
 logger = logging.getLogger(__name__)
 
 RECONNECT_S = (0.0, 0.02, 0.1, 0.3, 0.5)
-"""Delays before each try to connect since the last progress; the last one repeats."""
+"""Delays before each attempt to connect since the last progress; the last delay repeats."""
 
 GIVE_UP_S = 30.0
 """Time without a connection after which the consumer fails the channels of a link.
 
-Longer than a blocking call or a swapping machine takes. The control connection reports the end of a
-process at once.
+It is longer than a blocking call or a swapping machine delays a process. If a process ends, the
+control connection reports this at once.
 """
 
 FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)
 """Time without a connection after which the producer drops the unread data of a link.
 
-The consumer may notice silence a whole heartbeat cycle later than the producer, and must have given
-up by then.
+The consumer may notice a lost connection a whole heartbeat cycle later than the producer, and must
+have given up before the producer does.
 """
 
 UNUSED_S = 5.0
@@ -63,8 +63,8 @@ LINK_NAME_CHARS_MAX = 64
 
 
 class DataPlane:
-    """Accepts connections of other processes, and connects to those whose partitions are read
-    here.
+    """Accepts connections of other processes, and connects to processes whose partitions this
+    process reads.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class DataPlane:
         self._accepted: dict[str, Link] = {}
         self._dialling: dict[Link, asyncio.Task[None]] = {}
         self._timers: dict[Link, asyncio.TimerHandle] = {}
-        """Timers until an accepted link is given up, or an unused dialled one closed."""
+        """Timers that end links: accepted links without a connection, and unused dialled links."""
         self._closed = False
 
     async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
-        """Starts to accept data connections and returns the port.
+        """Starts accepting data connections and returns the port.
 
         Raises NotAuthenticated for an unsafe address; see `check_listen`.
         """
@@ -111,7 +111,7 @@ class DataPlane:
 
     @property
     def links(self) -> list[Link]:
-        """All links that are not forgotten: first those that this side connected, then the
+        """All links that are not forgotten: first the links that this side connected, then the
         others.
         """
         return [*self._dialled.values(), *self._accepted.values()]
@@ -149,7 +149,7 @@ class DataPlane:
             )
 
     async def _connect(self, address: tuple[str, int], link: Link) -> None:
-        """Tries to connect until this succeeds. Fails the link after too long a time."""
+        """Tries to connect until this succeeds. Fails the link after `GIVE_UP_S` in vain."""
         loop = asyncio.get_running_loop()
         error: Exception | None = None
         try:
@@ -219,9 +219,7 @@ class DataPlane:
         link.close()
 
     def forget(self, address: tuple[str, int], link: Link) -> None:
-        """Forgets a link that this side connected: the next reader of that process gets a new
-        link.
-        """
+        """Forgets a link that this side connected: the next `link_to(address)` makes a new link."""
         if self._dialled.get(address) is link:
             del self._dialled[address]
 
@@ -318,9 +316,9 @@ class _Dialler:
 class _Opening:
     """The owner of a connection until its handshake is done.
 
-    The dialling task then gives the connection to the link. The task must not do so earlier: if a
-    call to connect is cancelled, uvloop closes the transport without a call of `connection_lost`,
-    even after the handshake. The link would keep a dead connection for ever.
+    Only then does the dialling task give the connection to the link. If a call to connect is
+    cancelled, uvloop closes the transport without a call of `connection_lost`, even after the
+    handshake. A link that had the connection already would keep the dead connection for ever.
     """
 
     def __init__(self, link: Link) -> None:

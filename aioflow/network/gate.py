@@ -1,7 +1,7 @@
 """The input of one task: merges its channels fairly, one element at a time, without blocking.
 
 A FIFO holds the channels that have data, each at most once. A polled channel with more data goes to
-the tail. So while all have data, no channel is ever more than one element ahead of another. A
+the tail. So while all channels have data, none is more than one element ahead of another. A
 channel with a priority event goes to the front. A channel whose last element was a blocking event,
 or that was blocked by `block`, is not in the FIFO until it is resumed. The output depends only on
 the order of arrivals. Notifications are direct calls: they never arrive late or out of order, so
@@ -31,7 +31,7 @@ __all__ = ["ChannelTraffic", "EndOfDataStatus", "InputChannel", "InputGate", "Sh
 
 
 class ChannelTraffic(NamedTuple):
-    """Counts for one channel: what it has delivered since it was made, and what waits in it.
+    """Counts for one channel: delivered elements since the channel was made, and waiting ones.
 
     A local batch fills no buffer.
     """
@@ -56,15 +56,15 @@ class InputChannel(Protocol):
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
         """Subscribes to the producer. Returns False if its partition does not exist yet.
 
-        Idempotent. The callback is called when the channel becomes non-empty, is resumed with data,
-        or fails. It is called with True when a priority event comes, even if there was data
-        already.
+        Idempotent. The callback is called with False when the channel becomes non-empty, is resumed
+        while it has data, or fails. It is called with True when a priority event arrives, even if
+        there was data already.
         """
         ...
 
     def poll(self) -> Polled | None:
-        """Returns (element, backlog, more available, sequence number), or None if there is no
-        element.
+        """Returns (element, backlog, whether more is available, sequence number), or None if there
+        is no element.
 
         Raises ProducerFailed or Broken.
         """
@@ -90,9 +90,10 @@ class InputChannel(Protocol):
         ...
 
     def overtaken(self) -> list[bytes | Event]:
-        """Returns the elements at the receiver that the last priority event overtook, oldest first.
+        """Returns the elements at the receiver that the last polled priority event overtook, oldest
+        first.
 
-        Empty if all waiting elements are still at the producer.
+        The list is empty if all waiting elements are still at the producer.
         """
         ...
 
@@ -116,7 +117,7 @@ class InputChannel(Protocol):
 
     @property
     def traffic(self) -> ChannelTraffic:
-        """Counts of what the channel has delivered so far, for monitoring."""
+        """Counts of delivered and waiting elements of the channel, for monitoring."""
         ...
 
     def release(self) -> None:
@@ -130,9 +131,12 @@ class EndOfDataStatus(Enum):
     NOT_REACHED = "not reached"
     """Some channel may still deliver records."""
     DRAINED = "drain"
-    """All channels have ended, and all by draining: event time is over."""
+    """All channels have reached the end of their records, and all by draining: event time is over.
+    """
     STOPPED = "stop"
-    """All channels have ended, and at least one keeps its windows open for a restart."""
+    """All channels have reached the end of their records, and at least one keeps its windows open
+    for a restart.
+    """
 
 
 class SharedAvailability(Availability):
@@ -160,10 +164,10 @@ class SharedAvailability(Availability):
 class InputGate:
     """Merges `channels`. The index of a channel is its position in that list.
 
-    `availability` may be shared with other gates of the task. A gate that has finished lowers its
-    part of a shared availability, which then depends on the other gates. Without `availability` the
-    gate has its own, which stays available after the end. The gate owns `buffers`, the memory of
-    channels from other processes.
+    `availability` may be shared with other gates of the task. A shared availability then ignores a
+    gate that has finished, and depends on the other gates. Without `availability` the gate has its
+    own, which stays available after the end. The gate owns `buffers`, the memory of channels from
+    other processes.
     """
 
     __slots__ = (
@@ -304,11 +308,12 @@ class InputGate:
         on_priority: Callable[[], None],
         on_announced: Callable[[int, CheckpointBarrier], None],
     ) -> None:
-        """Sets the callbacks for priority events. Each is called at once if there is an event
+        """Sets the callbacks for priority events. Each is called at once if such an event waits
         already.
 
-        `on_priority` is called when a priority event may be polled. `on_announced(index, barrier)`
-        is called when a barrier that may later overtake waits in channel `index` at the receiver.
+        `on_priority` is called when a priority event can be polled. `on_announced(index, barrier)`
+        is called when a barrier waits in channel `index` at the receiver. `hurry` can let this
+        barrier overtake later.
         """
         self._on_priority = on_priority
         for index, channel in enumerate(self._channels):
@@ -326,7 +331,9 @@ class InputGate:
         )
 
     def overtaken(self, index: int) -> list[bytes | Event]:
-        """Returns the elements at the receiver that a channel's last priority event overtook."""
+        """Returns the elements at the receiver that the last polled priority event of channel
+        `index` overtook.
+        """
         return self._channels[index].overtaken()
 
     def hurry(self, index: int, checkpoint_id: int) -> None:
@@ -363,7 +370,7 @@ class InputGate:
         """Subscribes to every partition. Returns the indices of channels whose partition does not
         exist yet.
 
-        Idempotent. Such a channel is asked again once its partition exists.
+        Idempotent. The caller subscribes these channels again once their partitions exist.
         """
         return [
             index
@@ -378,7 +385,7 @@ class InputGate:
 
     @property
     def has_received_end_of_data(self) -> EndOfDataStatus:
-        """How far the channels have reached the end of their data."""
+        """Whether all channels have reached the end of their records, and how."""
         if len(self._end_of_data) < len(self._channels):
             return EndOfDataStatus.NOT_REACHED
         return (
@@ -395,14 +402,15 @@ class InputGate:
         return sum(channel.queued_batches for channel in self._channels)
 
     def traffic(self) -> list[ChannelTraffic]:
-        """Returns the counts of what each channel has delivered so far."""
+        """Returns the counts of delivered and waiting elements of each channel."""
         return [channel.traffic for channel in self._channels]
 
     @property
     def batch_records(self) -> int:
-        """Batch size that the producers were last asked for, in records. 0 without debloating.
+        """Batch size in records that this gate has last asked its producers for.
 
-        For rows it is at most the size of a batch of rows.
+        It is 0 without debloating. If the last batch was a batch of rows, it is at most the limit
+        for rows.
         """
         if self._debloater is None:
             return 0
@@ -414,7 +422,7 @@ class InputGate:
 
     @property
     def records_per_s(self) -> float:
-        """Records that the task processes per second of work; 0.0 until that is known."""
+        """Records that the task processes per second of work; 0.0 before the first measurement."""
         return 0.0 if self._debloater is None else self._debloater.records_per_s
 
     def close(self) -> None:
@@ -486,9 +494,9 @@ class InputGate:
                     self._to_front(index)
 
     def _finish(self) -> None:
-        """Keeps the gate's own availability set for ever, so that a waiter sees the end.
+        """Sets the gate's own availability for ever, so that a waiter sees the end.
 
-        If gates share an availability, it is left to the others.
+        A shared availability is not set, because it depends on the other gates now.
         """
         if not self._shared:
             self._raise()

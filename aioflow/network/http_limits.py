@@ -1,14 +1,14 @@
-"""Limits the connections of an HTTP server in number, time and memory, even with hostile clients.
+"""Limits number, duration and memory of an HTTP server's connections, even with hostile clients.
 
 The HTTP server parses and answers requests. This module stands between the server and its
 transports. A connection is *working* while a request is answered, *stalled* while its client does
 not read the answer, and otherwise *quiet*. A connection is aborted if its client neither sends a
 whole request nor reads a part of an answer within `SILENCE_S`.
 
-If there are too many connections, or too many unread bytes, one connection is aborted. It is one of
-the address with the most connections. Among those it has been stalled longest, or, if none is
-stalled, quiet longest. A well-behaved client needs its connection for milliseconds only, so other
-clients cannot keep it out.
+If there are too many connections, or too many unread bytes, one connection of the address with the
+most connections is aborted: the one that has been stalled longest or, if none is stalled, quiet
+longest. A well-behaved client needs its connection for milliseconds only, so other clients cannot
+keep it out.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ SILENCE_S = 20.0
 GRACE_S = 1.0
 """Time for which a new quiet connection is not aborted.
 
-Such connections may exceed the number of places by that number again.
+Because of such connections, up to twice the maximum number of connections may be open.
 """
 
 CHECK_S = 1.0
 """Time between two checks of the clients."""
 
 UNREAD_BYTES_MAX = 16 * 1024 * 1024
-"""Maximum of unread bytes of all stalled connections together."""
+"""Maximum number of unread bytes of all stalled connections together."""
 
 INPUT_BYTES = 256 * 1024
-"""Bytes of pipelined requests that a connection may hold: as much as asyncio reads at once."""
+"""Number of bytes of pipelined requests that a connection may hold: as many as asyncio reads at
+once.
+"""
 
 PIPELINED_MAX = 16
-"""Requests that arrive together. Browsers send one at a time."""
+"""Maximum number of requests that arrive together. Browsers send one at a time."""
 
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: "
@@ -56,16 +58,16 @@ FULL = (
 class Door:
     """The protocol factory of an HTTP server. It wraps each protocol to limit the connections.
 
-    `open` is called before the first connection and `close` after the last. The server logs to
-    `complaints`, and enters `answering` while it answers a request. `subject` names the server in
-    warnings.
+    `open` is called before the first connection and `close` when the server stops. The server logs
+    to `complaints`, and enters `answering` while it answers a request. `subject` names the server
+    in warnings.
     """
 
     def __init__(self, connections_max: int, subject: str) -> None:
         self._make: Callable[[], asyncio.Protocol] | None = None
         self._connections_max = connections_max
         self._connections: dict[asyncio.Protocol, _Connection] = {}
-        """Connections by their protocol of the server."""
+        """Connections by the server's protocol that each of them wraps."""
         self._refusals = Refusals(logger, subject)
         self.complaints = _Complaints(self._refusals)
         self._watching: asyncio.Task[None] | None = None
@@ -75,13 +77,16 @@ class Door:
         return _Connection(self._make(), self)
 
     def open(self, make: Callable[[], asyncio.Protocol]) -> None:
-        """Starts to check the clients. `make` makes the server's protocol for each connection."""
+        """Starts the periodic check of the clients.
+
+        `make` is called to create the server's protocol for each connection.
+        """
         self._make = make
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="HTTP clients")
 
     def close(self) -> None:
-        """Closes all remaining connections, because a client that does not read would keep its own
-        open.
+        """Aborts all remaining connections. Otherwise a client that does not read its answer would
+        keep its connection open.
         """
         if self._watching is not None:
             self._watching.cancel()
@@ -130,10 +135,11 @@ class Door:
     # For connections.
 
     def enter(self, connection: _Connection) -> bool:
-        """Admits a new connection. If there are too many, aborts another connection that answers no
-        request.
+        """Admits a new connection. If there are too many, aborts a connection on which no request
+        is being answered.
 
-        Returns False if all connections are busy answering requests, so that none can be aborted.
+        Returns False if requests are being answered on all connections, so that none can be
+        aborted.
         """
         most = self._connections_max
         if len(self._connections) >= most:
@@ -157,8 +163,8 @@ class Door:
         self._connections.pop(connection.inner, None)
 
     def stalled(self) -> None:
-        """Handles that a client has stopped reading: aborts connections with too many unread
-        bytes.
+        """Handles that a client has stopped reading: aborts stalled connections while the limit of
+        unread bytes is exceeded.
         """
         stalled = [one for one in self._connections.values() if one.is_stalled]
         unread = sum(one.memory_bytes for one in stalled)
@@ -174,8 +180,8 @@ class Door:
     def _weakest(self, may_go: Callable[[_Connection], bool]) -> _Connection | None:
         """Returns the connection to abort, or None if `may_go` is false for all.
 
-        Chooses among the connections of the address that has most of them: the one that is stalled
-        longest, or if none is stalled, the one that is quiet longest.
+        Chooses among the connections of the address that has the most connections: the one that has
+        been stalled longest or, if none is stalled, quiet longest.
         """
         by_host = Counter(one.host for one in self._connections.values())
         candidates = [one for one in self._connections.values() if may_go(one)]
@@ -235,7 +241,9 @@ class _Connection(asyncio.Protocol):
         self.unasked = 0
         """Number of requests that were answered since the client last sent anything."""
         self.since_s = asyncio.get_running_loop().time()
-        """Monotonic time when the connection last worked, became stalled, or its client read."""
+        """Monotonic time when the connection last worked or became stalled, or when its client last
+        read.
+        """
         self._unread_bytes = 0
         """Number of unread bytes at the last check, while the connection is stalled."""
 
@@ -269,7 +277,7 @@ class _Connection(asyncio.Protocol):
     def note_reading(self, now_s: float) -> None:
         """Notes whether the client of a stalled connection has read a part of its answer.
 
-        A slow link is allowed: the client reads, though a large answer takes long.
+        So a client on a slow link, which reads a large answer for a long time, is not aborted.
         """
         if self.is_stalled and (unread := self.memory_bytes) != self._unread_bytes:
             if unread < self._unread_bytes:

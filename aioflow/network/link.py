@@ -1,7 +1,7 @@
 """All channels between this process and one other process, over successive connections.
 
-A link owns the `Exchange` and outlives its connections. After a reset both sides compare the state
-of their channels and go on from there. So no record is lost or repeated, and nothing restarts.
+A link owns the `Exchange` and outlives its connections. After a reset both sides compare the states
+of their channels and continue from there. So no record is lost or repeated, and no task restarts.
 Invariants:
 
 * output that becomes ready in one loop turn leaves together, up to a limit per turn;
@@ -37,19 +37,21 @@ __all__ = ["Link", "LinkOwner", "PartitionLookup"]
 logger = logging.getLogger(__name__)
 
 WRITE_BYTES_PER_TURN = 256 * 1024
-"""Bytes that one link writes in one loop turn, so that other links get their turns."""
+"""Maximum number of bytes that one link writes in one loop turn, so that other links get their
+turns.
+"""
 
 HEARTBEAT_S = 2.5
 HEARTBEATS_MISSED_MAX = 4
-"""A connection without any message for this many heartbeats is dead.
+"""Number of heartbeats without any message after which a connection counts as dead.
 
-Heartbeats are counted, so that a paused process does not blame its peers.
+Heartbeats are counted instead of time, so that a paused process does not blame its peers.
 """
 
 PROTOCOL_ERRORS_MAX = 5
 """Number of connections in a row that end in a protocol error without progress.
 
-The link has failed then: it would go on like this for ever.
+The link fails then, because further connections would end in the same way.
 """
 
 _FOR_CHANNELS = (FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE, FrameType.ERROR_RESPONSE)
@@ -99,7 +101,7 @@ class Link:
         self.resets = 0
         """Number of lost connections."""
         self.attempts = 0
-        """Number of tries to connect since the last progress, on the dialling side."""
+        """Number of attempts to connect since the last progress, on the dialling side."""
         self.silent_since = self._loop.time()
         """Time when the link lost the last connection over which the peer sent anything."""
 
@@ -141,7 +143,7 @@ class Link:
     # Life cycle.
 
     def carry_on(self, connection: AuthenticatedConnection) -> None:
-        """Continues the link over `connection`; an older connection is dropped."""
+        """Continues the link over `connection`, and aborts an older connection."""
         assert connection.encoder is not None, "a connection is handed to a link when it is open"
         old, self._connection = self._connection, connection
         connection.owner = self

@@ -11,11 +11,11 @@ NetworkBufferPool.
 
 `redistribute` shares the spare memory of the global pool among the local pools. It is a pure
 function of their bounds. Every pool gets at least its minimum and at most its maximum. Nothing is
-left over while some pool could take it. Two pools with equal bounds differ by at most one, and only
-their order decides which gets it. The algorithm follows NetworkBufferPool.redistributeBuffers of
-Flink 1.x: it rounds cumulatively, so that the shares add up without a second pass. The weighting by
-expected size of later versions is left out. It needs another loop, and gives the same sizes for
-pools without an expectation.
+left over while some pool could take it. The sizes of two pools with equal bounds differ by at most
+one byte, and only their order decides which pool gets this byte. The algorithm follows
+NetworkBufferPool.redistributeBuffers of Flink 1.x: it rounds cumulatively, so that the shares add
+up without a second pass. Later versions of Flink weight pools by their expected size. This is left
+out: it needs another loop, and gives the same sizes for pools without an expected size.
 
 A local pool is the share of one partition or gate. A partition holds bytes for each batch that
 waits for a consumer. A gate with channels from other processes holds segments for the data that it
@@ -26,10 +26,11 @@ lets their producers send. Invariants of a local pool:
 * The pool is available iff less than its `size` is in use, fewer than `batches_max` batches hold
   it, and the process has memory left. A pool below its minimum is available even if the process has
   none left.
-* `take` always succeeds, for the output of the record in hand. Bytes beyond the size are overdraft.
-  `request_segment` succeeds only within the size.
+* `take` always succeeds, because the output of the present record must go somewhere. Bytes beyond
+  the size are overdraft. `request_segment` succeeds only within the size.
 
-The design follows Flink's LocalBufferPool, without pages: bytes here are objects that exist anyway.
+The design follows Flink's LocalBufferPool, without pages: the pool only counts bytes of objects
+that exist anyway.
 Everything happens on one loop, so there is no lock.
 """
 
@@ -57,9 +58,10 @@ __all__ = [
 ]
 
 BATCH_BYTES = 4 << 20
-"""Limit in bytes for a batch of more than one record.
+"""Maximum size in bytes of a batch of more than one record.
 
-A full batch of large records may be gigabytes, and a consumer accepts at most 64 MiB.
+Without this limit a full batch of large records could have gigabytes, but a consumer accepts at
+most 64 MiB.
 """
 
 
@@ -120,7 +122,7 @@ class LocalBufferPool:
         self.is_destroyed = False
         self.in_use = 0
         self.batches = 0
-        """Number of batches (or segments) that hold the bytes in use."""
+        """Number of batches (or segments) whose bytes are in use."""
         self._listeners: deque[SegmentListener] = deque()
         self._is_serving = False
         self.set_size(min_bytes)
@@ -199,8 +201,8 @@ class LocalBufferPool:
     def add_listener(self, listener: SegmentListener) -> bool:
         """Registers `listener` for free segments, in order of registration.
 
-        Returns False, without registering, if a segment is free and no listener waits: request that
-        one.
+        Returns False, without registering, if a segment is free and no listener waits. Then call
+        `request_segment`.
         """
         if not self._listeners and self._has_room(SEGMENT_BYTES):
             return False
@@ -255,7 +257,7 @@ _TEXT = re.compile(r"\s*([0-9]+)\s*(B|KiB|MiB|GiB)\s*", re.ASCII)
 
 
 def to_bytes(size: int | str, name: str = "size") -> int:
-    """Returns `size` in bytes; `name` is the parameter in errors.
+    """Returns `size` in bytes. `name` is the name of the parameter in error messages.
 
     Raises TypeError for a value of another type, ValueError for a text that is no size.
     """
@@ -319,9 +321,9 @@ class NetworkBufferPool:
         self.total_bytes = total_bytes
         self.used_bytes = 0
         self.is_full = False
-        """Whether all memory is in use, so that pools keep to their minimums."""
+        """Whether all memory is in use, so that no pool may take more than its minimum."""
         self.required_bytes = 0
-        """Minimums of the pools: the guaranteed total."""
+        """Sum of the minimums of the pools: the guaranteed total."""
         self._is_changed = False
         """Whether `is_full` has changed since the pools were last notified."""
         self._is_telling = False
@@ -351,7 +353,7 @@ class NetworkBufferPool:
         return pool
 
     def resize(self, total_bytes: int) -> None:
-        """Changes the total, to the guaranteed total at least."""
+        """Changes the total to `total_bytes`, or to the sum of the minimums if that is more."""
         self.total_bytes = max(total_bytes, self.required_bytes)
         self._redistribute()
         self.add_used(0)
@@ -373,7 +375,7 @@ class NetworkBufferPool:
 
     @property
     def usage_percent(self) -> int:
-        """Minimums of all pools, or bytes in use if they are more, in percent of the total."""
+        """Guaranteed or used bytes, if these are more, in percent of the total."""
         return 100 * max(self.required_bytes, self.used_bytes) // self.total_bytes
 
     # Called by the local pools.

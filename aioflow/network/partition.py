@@ -1,9 +1,10 @@
 """The output of one subtask: one subpartition per consumer, and one pool of memory for all.
 
-The pool holds the bytes and the number of the queued batches, and `availability` is the pool's own.
-It falls when the pool is used up, and rises when consumers have taken enough. It is advisory: a
-record's own output is always accepted and counted as overdraft, and the task checks `availability`
-before the next input. Events take no memory. The design follows Flink's PipelinedResultPartition.
+The pool limits the bytes and the number of the queued batches, and `availability` is the pool's
+own. It is unset when the pool is used up, and set when consumers have taken enough. It is advisory:
+the output of a record that is being processed is always accepted, as overdraft if need be. The task
+checks `availability` before the next input. Events take no memory. The design follows Flink's
+PipelinedResultPartition.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ResultPartition:
         owner: str = "",
     ) -> None:
         """Makes the partition with its subpartitions. `owner` is the name of the producing
-        operator, for the error if one of its values cannot be encoded.
+        operator, for the error message if a value cannot be encoded.
         """
         self.partition_id = partition_id
         self.owner = owner
@@ -58,7 +59,7 @@ class ResultPartition:
         self.is_finished = False
         self.is_released = False
         self.on_resized: Callable[[], None] | None = None
-        """Callback for a consumer that has asked for batches of another size."""
+        """Called when the batch size of a subpartition has changed."""
         self.subpartitions = [
             PipelinedSubpartition(
                 i, pool, batch_records_max, self._on_processed, self._on_released, self._on_resized
@@ -93,8 +94,8 @@ class ResultPartition:
             subpartition.add_event(event, blocking, priority)
 
     def flush(self) -> None:
-        """Makes appended records visible to consumers. A batch that cannot be read yet keeps
-        growing.
+        """Makes appended records visible to consumers. While a consumer has other batches to read,
+        its open batch keeps growing.
         """
         for subpartition in self.subpartitions:
             subpartition.flush()
@@ -118,8 +119,8 @@ class ResultPartition:
     def release(self) -> None:
         """Drops everything and returns the pool. Idempotent; automatic once all consumers released.
 
-        A consumer that has not read to the end sees ProducerFailed. So a producer that finished
-        does not release its partition.
+        A consumer that has not read to the end then gets ProducerFailed. So a producer that
+        finished does not release its partition.
         """
         if self.is_released:
             return
@@ -152,9 +153,9 @@ class ResultPartition:
     def slice_records(self) -> int:
         """Number of output records that make about one batch per consumer.
 
-        A task with larger slices of work overfills the queues. The small initial batch size only
-        counts while a batch waits. Otherwise an exchange with little data, or with fast consumers,
-        would slow the task down.
+        A task that does more work per slice overfills the queues. The small initial batch size
+        counts only while a batch waits. Otherwise it would slow down a task that writes little
+        here, or has fast consumers.
         """
         if self._is_awaited:
             return sum(

@@ -94,8 +94,8 @@ class TlsFiles:
     ) -> TlsFiles | None:
         """Returns the three files, or None if none is given.
 
-        `names` are the names of the three settings, for the error. Raises NotAuthenticated if some
-        are missing.
+        `names` are the names of the three settings, for the error message. Raises NotAuthenticated
+        if only some of them are given.
         """
         given = (certificate, key, authority)
         missing = [name for name, value in zip(names, given, strict=True) if not value]
@@ -245,8 +245,8 @@ FILE_MODE = 0o600
 def read_secret(path: str, named: str = "by secret=Path(...)") -> bytes:
     """Reads the secret in a file.
 
-    `named`: how the user names the file, for messages.
-    Raises NotAuthenticated if there is no secret, other users may read it, or it is too short.
+    `named` says how the user names the file, for error messages. Raises NotAuthenticated if there
+    is no secret, other users can access the file, or the secret is too short.
     """
     try:
         # A plain open of a pipe would block until a writer opens it.
@@ -286,7 +286,10 @@ def read_secret(path: str, named: str = "by secret=Path(...)") -> bytes:
 
 
 def given_secret(secret: bytes | str | os.PathLike[str]) -> bytes:
-    """Returns the secret that a program gives, directly or as a path. Raises NotAuthenticated."""
+    """Returns a secret that was passed as an argument, directly or as the path of its file.
+
+    Raises NotAuthenticated if there is no secret, or it is too short.
+    """
     if isinstance(secret, os.PathLike):
         return read_secret(os.fspath(secret))
     if not isinstance(secret, (bytes, str)):
@@ -305,7 +308,7 @@ def given_secret(secret: bytes | str | os.PathLike[str]) -> bytes:
 
 
 def create_secret(path: str, secret: bytes) -> bytes:
-    """Writes `secret` unless the file exists. Returns the content of the file."""
+    """Writes `secret` to the file at `path` unless it exists. Returns the secret in the file."""
     os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)

@@ -1,17 +1,17 @@
 """The queue between one producing and one consuming subtask; read once, in order, by one reader.
 
-The queue holds sealed batches, which hold their bytes in the partition's pool, and events, which
-hold none. A batch for another process holds them until its consumer has taken it over. The open
-batch (`builder`) is not in the queue. It is sealed when it is full, before any event, so that no
-event overtakes earlier records, and after `flush`. `flush` seals at once if the reader has nothing
-else to read. Otherwise the batch is sealed once the reader has taken all it has, including batches
-in transit. Until then it grows. So a slow reader gets large batches, a waiting reader gets each
-record at once, and users need not choose between the two.
+The queue contains sealed batches, which occupy bytes of the partition's pool, and events, which
+occupy none. A batch for another process occupies its bytes until its consumer has taken it over.
+The open batch (`builder`) is not in the queue. It is sealed when it is full, after `flush`, and
+before any event, so that no event overtakes earlier records. `flush` seals at once if the reader
+has nothing else to read. Otherwise the batch is sealed once the reader has taken all queued
+batches, including batches in transit. Until then the open batch grows. So a slow reader gets large
+batches, a waiting reader gets each record at once, and users need not choose between the two.
 
 Invariants: the reader is notified only when the queue becomes non-empty (or unblocked, failed,
-released). One notification then holds until the queue was drained. After a blocking event no
-element comes out until `resume_consumption`. The bytes of a batch go back exactly once. Events have
-no meaning here. The design follows Flink's PipelinedSubpartition.
+released). There is no further notification until the reader has drained the queue. After a blocking
+event no element comes out until `resume_consumption`. The bytes of a batch are returned to the pool
+exactly once. Events have no meaning here. The design follows Flink's PipelinedSubpartition.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ A named tuple would cost more time.
 
 PLAIN_EVENT = 0
 BLOCKING_EVENT = -1
-"""Events in the queue have these instead of a size."""
+"""An event in the queue has one of these two numbers instead of a size."""
 
 
 class BatchMemory(Protocol):
@@ -58,7 +58,7 @@ class BatchMemory(Protocol):
 
 
 START_RECORDS = 16
-"""Size of the first batches of an exchange."""
+"""Maximum number of records in the first batches of an exchange."""
 
 START_QUEUED = 6
 """Extra sealed batches that must have been consumed before batches grow, if some still wait."""
@@ -119,14 +119,15 @@ class PipelinedSubpartition:
         self.index = index
         self.builder = BatchBuilder(batch_records_max)
         self.batch_records_max = batch_records_max
-        """Limit of any batch of rows.
+        """Maximum number of records in any batch of rows.
 
-        `builder.batch_records_max` is the size that the consumer wants, or the initial size.
+        `builder.batch_records_max` is the present maximum: the size that the consumer wants, or the
+        initial size.
         """
         self.column_records_max = batch_records_max * COLUMN_RECORDS_PER_ROW
         self._made_for = batch_records_max
         self._wanted = self.column_records_max
-        """Batch size that the consumer wants, before limits."""
+        """Batch size that the consumer wants, before the producer's limits are applied."""
         self.column_records = self.column_records_max
         """Present maximum of records in a batch of columns. `builder.batch_records_max` is the
         maximum for rows.
@@ -150,9 +151,9 @@ class PipelinedSubpartition:
         """Number of priority events at the head of the queue."""
         self._blocked = False
         self._flush_when_drained = False
-        """Whether `flush` was called while the reader had data: the open batch comes next."""
+        """Whether `flush` was called while the reader had data: seal the open batch after these."""
         self._unread: deque[int] = deque()
-        """Sizes of batches that were polled for a remote consumer, which has not taken them yet."""
+        """Sizes of the polled batches that the remote consumer has not taken over yet."""
         self._buffers = 1
         """Number of frames that the last batch for a remote consumer took."""
         self._record_bytes = 0
@@ -345,9 +346,10 @@ class PipelinedSubpartition:
             on_data_available(self._priority_events > 0)
 
     def poll(self) -> Polled | None:
-        """Returns the next element, or None if there is none, or the view is blocked or released.
+        """Returns the next element. Returns None if there is none, or the view is blocked or
+        released.
 
-        Never blocks. Raises ProducerFailed once the producer failed.
+        Never blocks. Raises ProducerFailed once the producer has failed.
         """
         queue = self._queue
         if not queue or self._blocked:
@@ -463,15 +465,15 @@ class PipelinedSubpartition:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the consumer has not yet taken all elements that were written for it."""
+        """Whether batches or open records wait for the consumer, or are on the way to it."""
         return not self.is_released and bool(self._backlog or self._unread or self.builder.values)
 
     @property
     def wanted_records(self) -> int:
-        """Batch size that the consumer has asked for.
+        """Batch size that the consumer has asked for, within the producer's limit.
 
-        The small initial size does not count: a task that writes nothing here must not be slowed
-        down.
+        Before the consumer has asked it is this limit, not the small initial size, which would slow
+        down a task that writes nothing here.
         """
         return self.batch_records_max if self.is_starting else self.builder.batch_records_max
 
@@ -487,7 +489,7 @@ class PipelinedSubpartition:
 
     @property
     def backlog(self) -> int:
-        """Estimated number of buffers that the batches take that may be read; 0 while blocked."""
+        """Estimated number of buffers that the queued batches need; 0 while the view is blocked."""
         return 0 if self._blocked else self._backlog * self._buffers
 
     @property
@@ -516,10 +518,10 @@ class PipelinedSubpartition:
 
     @property
     def should_gather(self) -> bool:
-        """Whether the producer should fill a batch before it is queued.
+        """Whether the producer should fill the open batch before sealing it.
 
-        Sending a batch costs as much as hundreds of its records, and the remote reader still has
-        another batch to read.
+        This is the case while the remote reader has another batch to read, because sending a batch
+        costs as much as processing hundreds of its records.
         """
         return bool(self._unread)
 

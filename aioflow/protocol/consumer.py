@@ -5,9 +5,10 @@ Invariants:
 
 * elements come out in order of their sequence. A gap raises BufferReordering for its channel; a
   repetition after a resume is dropped.
-* an element is *taken over* when the task takes it from its queue, always in order. A part of an
-  incomplete batch counts once everything in front of it does, so a batch larger than the window
-  still arrives. Its bytes then hold memory of the pool beyond its size.
+* an element is *taken over* when the task takes it from its queue, always in order. A frame of an
+  incomplete batch is taken over as soon as all frames before it are, so that a batch larger than
+  the window still arrives. Its bytes then occupy memory of the pool, beyond the pool's size if
+  need be.
 * credit is returned in few messages: when half of the window is owed, or when everything received
   was taken over, because the producer may then wait for its memory.
 * an error of one channel ends that channel alone.
@@ -59,13 +60,16 @@ RECORD_BYTES_MAX = 64 << 20
 """Maximum size of one batch over all its frames. A larger record cannot be sent."""
 
 UNTOLD_BATCHES_MAX = 2
-"""Maximum number of batches that are taken over before a report. More credit does not raise it.
+"""Number of batches taken over after which AddCredit is sent, however large the credit is.
 
-The producer counts each of them among its few queued batches.
+The producer counts a batch among its few queued batches until it learns that the batch was taken
+over.
 """
 
 UNTOLD_EVENTS_MAX = 64
-"""Maximum of events taken over without a report. Otherwise the next credit reports them."""
+"""Number of events taken over after which AddCredit is sent. Fewer are reported with the next
+credit.
+"""
 
 
 class PriorityEvent(msgspec.Struct, frozen=True):
@@ -80,7 +84,7 @@ class PriorityEvent(msgspec.Struct, frozen=True):
 Delivered = bytes | Event | PriorityEvent | Exception
 """The bytes of a batch, an event, or the error that ended the channel.
 
-PartitionNotFound means that the channel did not open.
+PartitionNotFound does not end the channel: it means that the producer does not have the partition.
 """
 
 
@@ -132,9 +136,9 @@ class _Inlet:
         self.subpartition_index = subpartition_index
         self.credit = credit
         self.expected = 0
-        """Sequence of the next element."""
+        """Sequence number of the next frame."""
         self.taken_over = 0
-        """The task has taken over all elements below this sequence."""
+        """The task has taken over all frames below this sequence number."""
         self.pending: deque[tuple[BufferKind | None, bool]] = deque()
         """Received frames that were not taken over: (buffer, whether it completes an element).
 
@@ -161,7 +165,7 @@ class _Inlet:
         )
 
     def request(self) -> PartitionRequest:
-        """Returns a request that continues at the current position, with all ready buffers as
+        """Returns a request to send from the next expected frame on, with all ready buffers as
         credit.
         """
         credit = self.credit
@@ -176,8 +180,8 @@ class _Inlet:
         )
 
     def told(self) -> None:
-        """Resets the counts of taken elements that the producer does not know of, because a message
-        reports them now.
+        """Resets the counts of elements whose takeover the producer does not know of, because a
+        message reports it now.
         """
         self.untold_data = self.untold_batches = self.untold_events = 0
 
@@ -232,7 +236,7 @@ class ConsumerExchange:
         self._credit_due.clear()
 
     def close(self) -> None:
-        """Gives up all channels, and tells the peer that none will follow."""
+        """Gives up all channels, and tells the peer that this side will request no more."""
         for inlet in list(self._inlets.values()):
             self._remove(inlet)
         self._post(NO_CHANNEL, CloseRequest())
@@ -263,7 +267,7 @@ class ConsumerExchange:
         """Repeats a request after PartitionNotFound, once the back-off is over.
 
         Has no effect if the channel was cancelled meanwhile, or was requested on a new connection:
-        a second request would send elements again, perhaps under other numbers.
+        after a second request the producer would send elements again, perhaps under other numbers.
         """
         inlet = self._inlets.get(channel)
         if inlet is not None and inlet.is_refused:
@@ -324,8 +328,8 @@ class ConsumerExchange:
         return list(self._inlets)
 
     def buffers(self, channel: int) -> tuple[int, int, int, int]:
-        """Returns four numbers of buffers of a channel: all, borrowed, ready, and ready ones that
-        the producer knows of.
+        """Returns four counts of a channel's buffers: all, borrowed, ready to receive, and ready
+        ones that the producer knows of.
         """
         inlet = self._inlets.get(channel)
         if inlet is None:
@@ -342,10 +346,10 @@ class ConsumerExchange:
     # Receiving.
 
     def receive(self, frame: Frame) -> list[tuple[int, Delivered]]:
-        """Handles a frame. Returns pairs (channel, element), in order. An error ends its channel.
+        """Handles a frame. Returns pairs (channel, element or error), in order.
 
-        Only PartitionNotFound does not end it. Raises RemoteProtocolError for a malformed control
-        message, or one that no producer sends.
+        An error other than PartitionNotFound ends its channel. Raises RemoteProtocolError for a
+        malformed control message, or one that no producer sends.
         """
         kind, channel, sequence, body = frame
         inlet = self._inlets.get(channel)
@@ -374,7 +378,7 @@ class ConsumerExchange:
     def data_to_send(self) -> list[bytes | memoryview]:
         """Returns all messages to send, which are few and small.
 
-        Credit is counted now, so that it includes all buffers that are ready.
+        Credit is computed in this call, so that it includes all buffers that are ready.
         """
         self._told = False
         out: list[bytes | memoryview] = []
@@ -478,7 +482,7 @@ class ConsumerExchange:
         return None
 
     def _on_repeated(self, inlet: _Inlet, kind: FrameType) -> None:
-        """Drops an element that was received before, and returns its credit."""
+        """Drops a frame that was received before, and grants its credit again."""
         if kind is FrameType.BUFFER_RESPONSE:
             credit = inlet.credit
             if credit.available <= credit.unannounced:
@@ -489,7 +493,7 @@ class ConsumerExchange:
         """Takes over the oldest pending frame. Returns 1 if it is the last one of an element, else
         0.
 
-        `stays`: whether its content waits here, because the task has not taken the element yet.
+        `stays` is True if the element is incomplete, so that the frame's content stays here.
         """
         buffer, is_element = inlet.pending.popleft()
         inlet.taken_over += 1

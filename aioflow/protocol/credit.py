@@ -1,12 +1,14 @@
 """Credit of one direction of one channel: no data frame is sent without a buffer at the receiver.
 
 Two state machines without I/O. The receiver owns `exclusive` buffers for its channel, at least one.
-It borrows *floating* ones from its gate, by the backlog in every data frame. A buffer is a segment
+It borrows *floating* ones from its gate, as many as the last backlog asks for. Every frame carries
+the backlog: the number of buffers that the data waiting at the sender needs. A buffer is a segment
 of network memory, and each ready one is one credit of the sender. Invariants:
 
 * credit of the sender + frames in transit <= ready buffers of the receiver, so every frame finds a
   buffer;
-* the bytes of a batch larger than all buffers are counted by the pool, beyond its size if need be;
+* a batch may be larger than all buffers. The pool counts its bytes, beyond the pool's size if need
+  be;
 * `required` = last backlog + `exclusive`, and the channel waits in the pool's queue at most once;
 * events need no credit. A blocking one carries backlog 0: nothing may be sent after it before the
   receiver resumes.
@@ -63,7 +65,7 @@ class CreditSender:
     def send_data(self, backlog: int) -> int:
         """Uses one credit for a data frame.
 
-        Returns the backlog to carry, which counts the batches after it.
+        Returns the backlog that the frame carries, which counts the buffers needed after it.
         """
         if self._blocked:
             raise LocalProtocolError(
@@ -77,9 +79,9 @@ class CreditSender:
         return backlog
 
     def send_event(self, backlog: int, blocking: bool = False) -> int:
-        """Counts an event frame, which needs no credit.
+        """Checks an event frame, which needs no credit, and blocks the channel if `blocking`.
 
-        Returns the backlog to carry, 0 for a blocking event.
+        Returns the backlog that the frame carries: 0 for a blocking event.
         """
         if self._blocked:
             raise LocalProtocolError(
@@ -91,7 +93,7 @@ class CreditSender:
     def add_credit(self, count: int) -> None:
         """Adds credit from an AddCredit message.
 
-        Ignored after `close`, because the message crossed the cancellation.
+        Ignored after `close`: the receiver sent the message before it knew of the end.
         """
         if count < 1:
             raise RemoteProtocolError(f"AddCredit of {count} buffers, expected 1 or more")
@@ -103,8 +105,8 @@ class CreditSender:
         self._blocked = False
 
     def reset(self, credit: int, blocked: bool) -> None:
-        """Begins again on a new connection: frames in transit are lost, and `credit` buffers are
-        ready.
+        """Begins again on a new connection: frames in transit are lost, and the receiver has
+        `credit` buffers ready.
         """
         self.credit = credit
         self._blocked = blocked
@@ -125,14 +127,14 @@ class FloatingBuffers(Protocol):
 
     def request_segment(self) -> bool: ...
     def take_segment(self) -> None:
-        """Takes a segment beyond the limits, if need be."""
+        """Takes a segment, beyond the limits if need be."""
 
     def recycle_segment(self) -> None: ...
     def add_listener(self, listener: CreditReceiver) -> bool:
-        """Registers a listener, whose `on_segment` is offered a free segment, in order of
-        registration.
+        """Registers a listener. `on_segment` of the listener that waits longest is called for each
+        free segment.
 
-        Returns False if a segment is free already.
+        Returns False, without registering, if a segment is free already.
         """
         ...
 
@@ -150,8 +152,9 @@ class CreditReceiver:
     """The consumer's side of a channel, with `exclusive` own buffers, and floating ones of `pool`.
 
     `pool` None means that there are no floating buffers. `available` buffers are ready to receive.
-    The sender does not know the `unannounced` ones yet. `on_credit` is called when the pool offered
-    a buffer without being asked. All other changes happen inside calls of the owner.
+    The sender does not know of `unannounced` among them yet. `on_credit` is called when the
+    receiver has taken a buffer that the pool offered. All other changes happen inside calls of the
+    owner.
     """
 
     __slots__ = (
@@ -215,7 +218,10 @@ class CreditReceiver:
         return kind
 
     def take_buffer(self) -> BufferKind:
-        """Takes one ready buffer. Borrowed ones go first, because other channels may need those."""
+        """Takes one ready buffer, a borrowed one if possible.
+
+        Borrowed buffers return to the pool soonest in this way, where other channels may need them.
+        """
         if self._floating_ready > 0:
             self._floating_ready -= 1
             return BufferKind.FLOATING
@@ -225,10 +231,10 @@ class CreditReceiver:
         return BufferKind.EXCLUSIVE
 
     def on_backlog(self, backlog: int) -> None:
-        """Borrows buffers for `backlog` batches that wait at the sender, plus `exclusive`, or waits
-        for them.
+        """Sets the number of wanted buffers to `backlog` plus `exclusive`, and borrows those that
+        are missing or waits for them.
 
-        A lower backlog only lowers the target; borrowed buffers return when they are recycled.
+        After a lower backlog, borrowed buffers beyond that number return when they are recycled.
         """
         if backlog < 0:
             raise RemoteProtocolError(f"backlog of {backlog}, expected 0 or more")
@@ -255,9 +261,9 @@ class CreditReceiver:
             self.unannounced += 1
 
     def set_aside(self, kind: BufferKind) -> None:
-        """Returns a buffer whose content stays, because it is a part of an unfinished batch.
+        """Recycles a buffer whose content is kept, because it is a part of an unfinished batch.
 
-        So a batch larger than all buffers still arrives. Its bytes remain counted in the pool.
+        So a batch larger than all buffers still arrives. The pool keeps counting its bytes.
         """
         if self._pool is not None:
             self._pool.take_segment()
@@ -274,7 +280,7 @@ class CreditReceiver:
     def on_segment(self) -> bool:
         """Takes a buffer that the pool offers. Returns False if none is needed.
 
-        If more are needed, the channel queues again at the end.
+        If the channel needs more buffers, it joins the pool's queue again, at the end.
         """
         self._is_waiting = False
         if self.is_released or self.available >= self.required:
@@ -291,18 +297,18 @@ class CreditReceiver:
         return True
 
     def take_credit(self) -> int:
-        """Returns the credit for AddCredit: the buffers that became ready since the last one, 0 for
-        none.
+        """Returns the credit for an AddCredit message: the number of buffers that became ready
+        since the last one.
 
-        Many recycled buffers make one message.
+        So many recycled buffers need only one message.
         """
         credit, self.unannounced = self.unannounced, 0
         return credit
 
     @property
     def is_credit_due(self) -> bool:
-        """Whether to send AddCredit: half of the wanted window can be announced, or the sender has
-        no credit left.
+        """Whether to send AddCredit: at least half of the wanted buffers are unannounced, or the
+        sender has no credit left.
         """
         owed = self.unannounced
         return owed > 0 and (2 * owed >= self.required or owed == self.available)

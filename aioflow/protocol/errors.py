@@ -1,13 +1,13 @@
 """Errors of the data plane, and the transfer of any error as data.
 
 An error is sent as class name, arguments, message, traceback text and notes. Nothing is pickled and
-nothing is imported. A class is rebuilt only if it is loaded here already, is an Exception, and the
-rebuilt error has the original message. Otherwise a RemoteError carries the same facts. Either way
-the remote traceback is its cause.
+nothing is imported. The receiver rebuilds the error only if its class is loaded there already, is
+an Exception, and the rebuilt error has the original message. Otherwise a RemoteError carries the
+same facts. Either way the remote traceback is the `__cause__` of the error.
 
-Long content is cut, and the class stays. A message keeps its beginning, a text with an error the
-part around it, a group the members that fit. Message and arguments of one error, a group with all
-its members included, take 64 KiB at most.
+Long content is shortened, but an error keeps its class. A message keeps its beginning, a text with
+a decoding error the part around that error, a group the members that fit. Message and arguments of
+one error together, for a group including all its members, take at most 64 KiB.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ _NOTES_MAX = 16
 _NOTE_CHARS_MAX = 4_096
 _TYPE_NAME_CHARS_MAX = 200
 _SUBJECT_MAX = 8_192
-"""Characters, or bytes, kept of a text that an error is about: any of them fit."""
-_MEMBER_BYTES = 1_024
-"""Bytes that each level of a group takes from the room of its members.
+"""Number of characters or bytes that are kept of a text that an error is about.
 
-So nesting of groups is limited.
+They fit into the limit of an error's size, however they are encoded.
+"""
+_MEMBER_BYTES = 1_024
+"""Number of bytes by which each level of a group reduces the room for its members.
+
+This limits how deeply groups are nested.
 """
 _MEMBER_HEADER_BYTES = 8
 """Maximum overhead of the codec per member."""
@@ -126,7 +129,8 @@ def _encoded_group(
 ) -> tuple[bytes | None, tuple[str, ...]]:
     """Encodes the group's message and its first members. A note says if there are more.
 
-    Each member is encoded as an error of its own, without its traceback, which the group's shows.
+    Each member is encoded as an error of its own, without a traceback, because the traceback of the
+    group contains it.
     """
     message = _cut(group.message, _MESSAGE_CHARS_MAX)
     left = room - _MEMBER_BYTES - len(message.encode())
@@ -146,10 +150,11 @@ def _encoded_group(
 
 def _around_the_place(error: BaseException) -> tuple[BaseException, tuple[str, ...]]:
     """Shortens an error about a position in a long text: keeps the part of the text around the
-    position, and adds a note.
+    position.
 
-    Such errors contain the whole text, perhaps a file, and their positions refer to the whole text.
-    Any other error is returned unchanged.
+    Returns the error and its notes. JSONDecodeError and UnicodeError contain the whole text,
+    perhaps a file, and their positions refer to the whole text. Any other error is returned
+    unchanged.
     """
     try:
         match error:
@@ -180,11 +185,11 @@ def _around_the_place(error: BaseException) -> tuple[BaseException, tuple[str, .
 
 
 def _encoded_arguments(error: BaseException, codec: Codec, room: int) -> bytes | None:
-    """Encodes the constructor arguments of an error; None if they cannot be encoded.
+    """Encodes the constructor arguments of an error. Returns None if they cannot be encoded.
 
-    These are the arguments for pickle or, if those cannot be encoded, `args`, cut if they are long.
-    OSError for files and JSONDecodeError are not made from their `args`. Others give pickle
-    arguments that are only valid in their own process, and are complete without them. `_rebuild`
+    Tries the arguments that the error gives to pickle, then `args`, then `args` with long texts
+    cut. OSError for files and JSONDecodeError cannot be made from their `args`. Other errors give
+    pickle arguments that are only valid in their own process, and do not need them. `_rebuild`
     checks that the message is the same.
     """
     for arguments in (_told_to_pickle, _args, _short_args):
@@ -261,7 +266,7 @@ def _member(body: bytes) -> ErrorResponse:
 
 
 def _loaded_class(type_name: str) -> type[Exception] | None:
-    """Returns the class if its module is loaded and contains it, otherwise None.
+    """Returns the exception class if its module is loaded and contains it, otherwise None.
 
     Looks in dictionaries only, because `getattr` could import a module.
     """
@@ -286,5 +291,5 @@ def _cut(text: str, chars_max: int) -> str:
 
 
 def _cut_front(text: str, chars_max: int) -> str:
-    """Shortens a traceback, and keeps its end, which says most."""
+    """Shortens a traceback to its end, which says most, and replaces lone surrogates."""
     return text[-chars_max:].encode("utf-8", "replace").decode()

@@ -1,8 +1,8 @@
 """Both directions of all logical channels between two TaskManagers, over successive connections.
 
-The channels that the peer reads and those read from the peer are numbered independently: a frame's
-type determines the direction. This module knows no socket: frames go in, pieces to write come out,
-and `on_output` signals output.
+The channels that the peer reads and the channels that this side reads are numbered independently: a
+frame's type determines the direction. This module knows no socket: frames go in, pieces to write
+come out, and `on_output` signals output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from aioflow.protocol.producer import ProducerExchange
 __all__ = ["Exchange", "Stimulus"]
 
 Stimulus = Delivered | PartitionRequest | CloseRequest
-"""Bytes, events and errors are for a channel read here; messages for one that the peer reads."""
+"""Result of a received frame.
+
+Bytes, events and errors are for a channel that this side reads, messages for one that the peer
+reads.
+"""
 
 _FOR_THE_CONSUMER = frozenset(
     [
@@ -43,7 +47,7 @@ _FOR_THE_PRODUCER = frozenset(
 
 class Exchange:
     """All channels between two processes: `producer` serves the channels that the peer reads,
-    `consumer` those read from the peer.
+    `consumer` the channels that this side reads.
 
     `on_output` is called when `data_to_send` has new output.
     """
@@ -75,9 +79,9 @@ class Exchange:
         self.consumer.connection_lost()
 
     def close(self) -> None:
-        """Releases channels that the peer reads, and gives up those read here.
+        """Releases the channels that the peer reads, and gives up those that this side reads.
 
-        `data_to_send` then tells the peer.
+        `data_to_send` then returns the messages that tell the peer.
         """
         self.producer.close()
         self.consumer.close()

@@ -4,13 +4,14 @@
         || 8 sequence | body | 16 MAC, if keyed
 
 All integers are big endian. The CRC covers the whole frame except the magic and the MAC. `channel`
-is a number that the consumer chose for one of its inputs. `sequence` numbers the elements of a
-channel, or is the id of a call.
+is a number that the consumer chose for one of its inputs. `sequence` numbers the frames of a
+channel's batches and events, or is the id of a call.
 
 Invariants: magic, version, type and length are checked from the header alone, as soon as its bytes
 are there. So the decoder never waits for a body that it would refuse. Each type has its own limit.
 Types of another plane are refused, so a peer that may send data cannot send a call. After an error
-the decoder only repeats it. Cost is linear in the bytes, however they are cut.
+the decoder only raises that error again. The cost is linear in the number of bytes, in whatever
+pieces they arrive.
 
 With a key, each frame ends in an HMAC-SHA256, cut to 16 bytes, over the frame's number in its
 direction and the frame. It is for connections between machines without TLS. Each direction has a
@@ -49,13 +50,13 @@ NO_CHANNEL = 0xFFFF_FFFF
 """Channel number of a frame that concerns the connection as a whole."""
 
 SEGMENT_BYTES = 32_768
-"""Maximum body of a data frame: one segment of network memory."""
+"""Maximum size of the body of a data frame: one segment of network memory."""
 
 CONTROL_BYTES_MAX = 1 << 20
-"""Maximum body of any other frame."""
+"""Maximum size of the body of any other frame."""
 
 _SMALL_BYTES_MAX = 1024
-"""Maximum body of a frame with a few numbers and an id."""
+"""Maximum size of the body of a frame with a few numbers and an id."""
 
 HEADER: Final = struct.Struct(">4sBBIIIQ")
 """Format of the header with the sequence: 26 bytes."""
@@ -126,9 +127,9 @@ LENGTH_MAX: Final[dict[FrameType, int]] = {
     else _SMALL_BYTES_MAX
     for kind in FrameType
 }
-"""Maximum size of the body by type of frame, in bytes.
+"""Maximum size of the body in bytes, by type of frame.
 
-The limit is tight for bodies of a few numbers, which also limits the objects that decoding makes.
+The limit is tight for bodies of a few numbers. This also limits how many objects decoding creates.
 """
 
 
@@ -156,7 +157,7 @@ class FrameEncoder:
     def encode(
         self, kind: FrameType, channel: int = NO_CHANNEL, sequence: int = 0, body: bytes = b""
     ) -> bytes:
-        """Returns the frame as one piece."""
+        """Returns the whole frame as bytes."""
         return b"".join(self.encode_parts(kind, channel, sequence, body))
 
     def encode_parts(

@@ -75,7 +75,7 @@ class Side(IntEnum):
 class Handshaken:
     """The result of a handshake: both sides know the secret.
 
-    `leftover` are the bytes received after the handshake, which are the beginning of the frames.
+    `leftover` holds bytes that were received after the handshake: the beginning of the frames.
     """
 
     role: PeerRole

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 CREDIT_MAX = 1 << 20
-"""Maximum of buffers that one channel may have announced or waiting: 32 GiB of segments.
+"""Maximum number of buffers of one channel that are announced or filled: 32 GiB of segments.
 
 A larger number is invalid.
 """
@@ -45,11 +45,11 @@ _NOTES_MAX = 32
 
 
 class PartitionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests a subpartition, from the beginning or, on a new connection, from a position.
+    """Requests a subpartition, from the beginning or, on a new connection, from a later frame.
 
-    `credit` is the number of buffers that are ready now. `resume_from` is the sequence
-    number of the next element that the consumer has not received. `blocked` means that the consumer
-    has received a blocking event and has not resumed.
+    `credit` is the number of buffers that are ready now. `resume_from` is the sequence number of
+    the first frame that the consumer has not received. `blocked` means that the consumer has
+    received a blocking event and has not resumed.
     """
 
     partition_id: str
@@ -66,11 +66,12 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     type_name: str
-    """`module:qualified name` of its class."""
+    """Class of the error, as `module:qualified name`."""
     message: str
     traceback_text: str = ""
     arguments: bytes | None = None
-    """`args` as a batch of the codec; None if they cannot be encoded."""
+    """Arguments of the error's constructor as a batch of the codec; None if they cannot be encoded.
+    """
     notes: tuple[str, ...] = ()
 
 
@@ -87,7 +88,7 @@ class CloseRequest(msgspec.Struct, frozen=True):
 class AddCredit(msgspec.Struct, frozen=True):
     """Announces that `credit` more buffers are ready.
 
-    The consuming task took over all elements below `taken_over`.
+    The consuming task took over all frames with a sequence number below `taken_over`.
     """
 
     credit: int
@@ -103,7 +104,10 @@ class AckAllUserRecordsProcessed(msgspec.Struct, frozen=True):
 
 
 class NewBufferSize(msgspec.Struct, frozen=True):
-    """Asks the producer for batches of up to `records`, to limit the time of queued data."""
+    """Asks the producer for batches of up to `records` records.
+
+    This limits how long the consumer needs for all queued data.
+    """
 
     records: int
 
@@ -162,7 +166,7 @@ def decode_message(kind: FrameType, body: bytes) -> Message:
 
 
 def unpack_fields(body: bytes, subject: str, count: int) -> list[Any]:
-    """Returns the `count` fields of a msgpack array, of any type but maps and extensions.
+    """Returns the `count` fields of a msgpack array. They may have any type but map and extension.
 
     Raises RemoteProtocolError, naming `subject`.
     """
@@ -282,7 +286,10 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Formats a value for an error message. Text is cut short, containers are only named."""
+    """Formats a value for an error message.
+
+    Numbers are shown. For text and containers only the type and length are.
+    """
     if type(value) in (int, float, bool, type(None)):
         return repr(value)[:40]
     return f"a {type(value).__name__}" + (

@@ -1,6 +1,4 @@
-"""The state of one channel at its producer: frames that were sent and are kept, and frames to send
-next.
-"""
+"""The state of one channel at its producer: sent frames that are kept, and frames to send next."""
 
 from __future__ import annotations
 
@@ -19,23 +17,25 @@ from aioflow.protocol.messages import ErrorResponse, PartitionRequest
 __all__ = ["PAYLOAD_BYTES_MAX", "Outlet", "SentFrame", "SubpartitionView"]
 
 PREFIX: Final = struct.Struct(">BI")
-"""Format of the bytes before the payload of data and events: flags, and the backlog after it."""
+"""Format of the bytes before the payload of data and events: flags, and the backlog after this
+frame.
+"""
 
 FLAG_CONTINUES = 1
 """Flag: the next data frame of the channel continues the same batch."""
 FLAG_BLOCKING = 2
 """Flag: the channel is blocked after this event."""
 FLAG_PRIORITY = 4
-"""This event has overtaken the elements at the producer, and overtakes those at the consumer.
+"""Flag: this event has overtaken the elements at the producer, and overtakes those at the consumer.
 
-It may come in the middle of a batch.
+The event may come in the middle of a batch.
 """
 
 PAYLOAD_BYTES_MAX = SEGMENT_BYTES - PREFIX.size
 """Maximum payload of one frame. A longer batch spans several frames."""
 
 UNACKNOWLEDGED_EVENTS_MAX = 1024
-"""Maximum of events that the consumer has not taken over.
+"""Maximum number of sent events that the consumer has not taken over.
 
 Events need no credit, but a consumer that takes nothing over must not fill the producer's memory.
 """
@@ -97,7 +97,7 @@ class SentFrame(NamedTuple):
     backlog: int
     payload: bytes | memoryview
     ends_batch: bool
-    """Whether the frame is the last one of its batch, with which the batch's memory returns."""
+    """Whether the frame is the last one of a batch. Its takeover returns the batch's memory."""
 
 
 def _is_priority(sent: SentFrame) -> bool:
@@ -140,7 +140,9 @@ class Outlet:
         self.encode = encode
         self.credit = CreditSender(request.credit)
         self.kept: deque[SentFrame] = deque()
-        """Frames sent on this connection and not taken over: the retransmit buffer."""
+        """Frames sent on this connection that the consumer has not taken over: the retransmit
+        buffer.
+        """
         self.kept_events = 0
         self.unsent: deque[SentFrame] = deque()
         """Frames to send before the next poll.
@@ -152,7 +154,7 @@ class Outlet:
         self.blocking_sequence: int | None = None
         self.end_sequence: int | None = None
         self.error: ErrorResponse | None = None
-        """Error that the channel failed with. The channel has no other state then."""
+        """Error with which the channel failed. All other attributes are meaningless then."""
         self.has_data = False
         self.is_ready = False
         self.is_closed = False
@@ -186,7 +188,7 @@ class Outlet:
     def put_first(self, event: Event, backlog: int) -> None:
         """Inserts `event` in `unsent` behind other priority events, before everything else.
 
-        Those frames were not sent, so they can be renumbered.
+        The frames behind the event are renumbered, which is possible because they were not sent.
         """
         urgent = list(takewhile(_is_priority, self.unsent))
         sequence = self.sent_sequence + len(urgent)

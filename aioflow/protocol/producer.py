@@ -6,12 +6,11 @@ channels. Invariants:
 
 * a data frame needs credit, an event does not. After a blocking event no frame leaves until the
   consumer resumes;
-* sent frames are kept until the consumer has *taken them over*, as reported by AddCredit. So kept
-  frames never exceed the buffers that the consumer granted, plus few events. After a reset the
-  channel continues exactly at the consumer's position;
-* the view keeps the memory of a batch until the consumer has taken the batch over. So the batches
-  that are queued and those that are kept never exceed the pool of the partition by more than its
-  overdraft.
+* sent frames are kept until the consumer has *taken them over*, as AddCredit reports. So the number
+  of kept frames never exceeds the number of buffers that the consumer granted, plus a limited
+  number of events. After a reset the channel continues exactly at the consumer's position;
+* the view keeps the memory of a batch until the consumer has taken the batch over. So queued and
+  kept batches together never exceed the pool of the partition by more than its overdraft.
 
 A channel that fails ends alone: its consumer gets the error as data. The design follows
 PartitionRequestQueue and CreditBasedSequenceNumberingViewReader of Flink, which keep no sent frames
@@ -111,10 +110,10 @@ class ProducerExchange:
     # Receiving.
 
     def receive(self, frame: Frame) -> list[tuple[int, PartitionRequest | CloseRequest]]:
-        """Handles a frame. Returns pairs (channel, message) for the owner: requests.
+        """Handles a frame. Returns requests for the owner, as pairs (channel, message).
 
-        Answer a request with `on_partition_request`, `partition_not_found` or `refuse`. A channel
-        that cannot continue, because this side gave it up, is refused here. Raises
+        Answer a PartitionRequest with `on_partition_request`, `partition_not_found` or `refuse`.
+        A channel that cannot continue, because this side gave it up, is refused here. Raises
         RemoteProtocolError for a malformed body. A violation in one channel only ends that channel.
         """
         channel = frame.channel
@@ -247,7 +246,7 @@ class ProducerExchange:
         return list(self._outlets)
 
     def kept_frames(self, channel: int) -> int:
-        """Returns the number of sent data frames of a channel that were not taken over yet.
+        """Returns the number of sent data frames of a channel that the consumer has not taken over.
 
         The number never exceeds the granted credit.
         """
@@ -357,8 +356,8 @@ class ProducerExchange:
         self._schedule(outlet)
 
     def _resume(self, outlet: Outlet, request: PartitionRequest) -> None:
-        """Handles a repeated request: on a new connection, or because the consumer missed the
-        answer.
+        """Handles a repeated request, which comes on a new connection, or because the consumer did
+        not get the answer.
         """
         if outlet.error is not None:
             self._post(outlet.channel, outlet.error)
@@ -408,14 +407,14 @@ class ProducerExchange:
         self._schedule(outlet)
 
     def _schedule(self, outlet: Outlet) -> None:
-        """Queues a channel that can send."""
+        """Adds `outlet` to the ready queue if it can send."""
         if not outlet.is_ready and outlet.can_send():
             outlet.is_ready = True
             self._ready.append(outlet)
             self._tell()
 
     def _forget(self, outlet: Outlet, taken_over: int) -> None:
-        """Drops elements below `taken_over`, which will never be requested again."""
+        """Drops the frames numbered below `taken_over`, which will never be requested again."""
         if taken_over <= outlet.acknowledged:
             return
         outlet.acknowledged = taken_over
@@ -438,7 +437,7 @@ class ProducerExchange:
         self._post(outlet.channel, outlet.error)
 
     def _close(self, outlet: Outlet) -> None:
-        """Ends `outlet`, which has no reader any more."""
+        """Ends `outlet`, because nothing reads it any more."""
         if self._outlets.pop(outlet.channel, None) is not None:
             outlet.is_closed = True
             self._drop(outlet)
@@ -463,7 +462,7 @@ class ProducerExchange:
 
 
 def _forgotten(request: PartitionRequest) -> Broken:
-    """Returns the error for a consumer that returns after this side gave its channel up.
+    """Returns the error for a consumer that requests its channel after this side gave it up.
 
     The error is not a ProducerFailed, which would mean that a failure upstream was already
     reported. Here the consumer has to report the failure.

@@ -77,14 +77,14 @@ class Reply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CallError:
-    """The peer answers that call `call_id` raised `error`, which can be raised here as it is."""
+    """The peer answers that call `call_id` raised `error`. The caller can raise this object."""
 
     call_id: int
     error: Exception = field(compare=False)
 
 
 Received = Request | BadRequest | Notification | Reply | CallError
-"""Message that a frame completes."""
+"""Message that `RpcPeer.receive` returns for a complete frame or frames."""
 
 
 class RpcPeer:
@@ -109,9 +109,9 @@ class RpcPeer:
         self._encoder = encoder
         self._next_call_id = 1
         self._open: dict[int, str] = {}
-        """Calls without an answer, and their methods."""
+        """Method of each call of this side that has no answer yet, by the id of the call."""
         self._requested: dict[int, str] = {}
-        """Calls of the peer that are not answered yet."""
+        """Method of each call of the peer that is not answered yet, by the id of the call."""
         self._gathering: tuple[FrameType, int] | None = None
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
@@ -132,11 +132,11 @@ class RpcPeer:
         return call_id, content
 
     def notify(self, method: str, args: Sequence[Any] = ()) -> bytes:
-        """Returns the bytes of a call that gets no answer."""
+        """Returns the bytes of a notification: a call that gets no answer."""
         return self._frames(FrameType.RPC_NOTIFY, 0, self._invocation(method, args), method)
 
     def reply(self, call_id: int, value: Any) -> bytes:
-        """Returns the answer to a request.
+        """Returns the answer to a request, as bytes to send.
 
         Raises TypeNotSupported if `value` cannot be encoded: then answer with `fail`.
         """
@@ -147,7 +147,7 @@ class RpcPeer:
         return content
 
     def fail(self, call_id: int, error: BaseException) -> bytes:
-        """Returns the answer that the request raised `error`."""
+        """Returns the answer for a request that raised `error`, as bytes to send."""
         method = self._requested_method(call_id)
         content = self._frames(
             FrameType.RPC_ERROR, call_id, message_body(describe_error(error, self._codec)), method
