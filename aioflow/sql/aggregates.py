@@ -1,7 +1,8 @@
-"""Compiles aggregates of SQL to aggregates of the engine.
+"""Compiles SQL aggregates to aggregates of the engine.
 
 COUNT, SUM, AVG, MIN and MAX are aggregates of the engine, which run on columns. `where=` leaves out
-NULLs. SUM of nothing is NULL, so SUM also counts its values unless there is always one.
+NULLs. SUM without a value is NULL, so SUM also counts its values, unless each group is sure to have
+one.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ __all__ = ["Aggregate", "compile_aggregate", "is_aggregate", "of_part"]
 class Aggregate:
     """A compiled aggregate.
 
-    `parts` go to `af.agg(**parts)`; their names say what they compute, so the parts of several
-    aggregates merge with `|`, and equal ones are computed once. `result` is the value, read from
-    the dict of the parts.
+    `parts` are the arguments of `af.agg(**parts)`. The name of a part is its repr, so the parts of
+    several aggregates merge with `|`, and equal parts are computed once. `result` computes the
+    value from the dict of the results of the parts.
     """
 
     type: SqlType
@@ -55,7 +56,7 @@ class Aggregate:
 
 
 class Distinct(AggregateFunction[Any, dict[Any, None], list[Any]]):
-    """Collects the different values of an expression that are not None, in order of arrival."""
+    """Collects the distinct values of an expression that are not None, in order of arrival."""
 
     def __init__(self, fn: Expr[Any], where: Expr[Any] | None) -> None:
         self.fn, self.where = fn, where
@@ -123,7 +124,9 @@ class DecimalMean(af.Mean):
 
 
 class Moments(Distinct):
-    """Computes [number, mean, sum of squared distances to the mean] of numbers, after Welford."""
+    """Computes [number, mean, sum of squared distances to the mean] of numbers by Welford's
+    algorithm.
+    """
 
     def create_accumulator(self) -> Any:
         return [0, 0.0, 0.0]
@@ -150,7 +153,7 @@ class Moments(Distinct):
 
 
 def spread(moments: list[Any], *, sample: bool, root: bool) -> float | None:
-    """Returns the variance or its root; None for fewer values than needed."""
+    """Returns the variance, or its root with `root`. Returns None if there are too few values."""
     count, _, squares = moments
     if count <= sample:
         return None
@@ -166,7 +169,9 @@ def is_aggregate(node: exp.Expr) -> bool:
 
 
 def compile_aggregate(node: exp.Expr, scope: Scope, functions: Functions) -> Aggregate:
-    """Compiles the call of an aggregate, a `Filter` around it included. Raises SqlError."""
+    """Compiles the call of an aggregate, with a FILTER around it if there is one. Raises
+    SqlError.
+    """
     where: Expr[Any] | None = None
     call = node
     if isinstance(node, exp.Filter):
@@ -233,7 +238,7 @@ class _Call:
 
     @property
     def present(self) -> Expr[Any] | None:
-        """The condition that a row counts: its value is not NULL, and FILTER takes it."""
+        """The condition that a row is included: its value is not NULL, and FILTER is true."""
         if not self.of.nullable:
             return self.where
         present: Expr[Any] = Unary("~", self.of.expression.is_null())
@@ -256,7 +261,9 @@ def of_part(
     nullable: bool,
     finish: Callable[[Expr[Any]], Expr[Any]] | None = None,
 ) -> Aggregate:
-    """Returns the aggregate that `finish` computes of one part."""
+    """Returns an aggregate with a single part. `finish` computes the value from the result of the
+    part; None means that they are equal.
+    """
     result: Expr[Any] = Column(repr(part))
     return Aggregate(kind, nullable, {repr(part): part}, finish(result) if finish else result)
 
@@ -293,7 +300,9 @@ def _mean(call: _Call) -> Aggregate:
 
 
 def _direct(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
-    """Returns the maker of an aggregate that skips None, and gives None without a value."""
+    """Returns the function that compiles calls of `aggregate`, which itself skips None and returns
+    None if there is no value.
+    """
 
     def make(call: _Call) -> Aggregate:
         part = aggregate(call.of.expression, where=call.where)
@@ -303,7 +312,9 @@ def _direct(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
 
 
 def _present(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
-    """Returns the maker of an aggregate that skips None only by a condition."""
+    """Returns the function that compiles calls of `aggregate`, which skips None only if `where=`
+    excludes it.
+    """
 
     def make(call: _Call) -> Aggregate:
         part = aggregate(call.of.expression, where=call.present)
@@ -333,7 +344,9 @@ def _spread(sample: bool, root: bool) -> Callable[[_Call], Aggregate]:
 
 
 def _finished(call: _Call, finish: Callable[[list[Any]], Any]) -> Aggregate:
-    """Returns the aggregate that applies `finish` to the list of values; None without values."""
+    """Returns the aggregate that applies `finish` to the list of values. Its value is None if the
+    list is empty.
+    """
     function = partial(_unless_empty, finish)
     name = call.name.lower()
     return of_part(
@@ -391,7 +404,9 @@ _AGGREGATES: dict[str, _Maker] = {
     "ARRAYAGG": ((), None, _array),
     "GROUPCONCAT": ((STRING,), None, _joined),
 }
-"""Kinds of the argument, the type of the result, and the maker."""
+"""By the aggregate's name: the accepted types of the argument, the type of the result, and the
+function that compiles a call.
+"""
 
 _ANONYMOUS = {"LISTAGG": "GROUPCONCAT", "EVERY": "LOGICALAND", "FIRST": "FIRSTVALUE"}
 

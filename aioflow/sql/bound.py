@@ -1,4 +1,4 @@
-"""Bound expressions: trees of a query in which each name is the key of a field.
+"""Bound expressions: trees of a query in which each column name is replaced by the key of a field.
 
 Bound trees are compared as trees, for example to find an expression of GROUP BY in a column.
 """
@@ -58,7 +58,7 @@ CLAUSES = {
     "locks": "FOR UPDATE is not supported; leave it out",
     "hint": HINTS,
 }
-"""Clauses that no stream has, with what to write instead."""
+"""Clauses that are refused for streams, with the text that says what to write instead."""
 
 
 LEGACY = {
@@ -66,7 +66,9 @@ LEGACY = {
     for kind in ("TUMBLE", "HOP", "SESSION")
     for part, field in (("", ""), ("_START", START), ("_END", END), ("_ROWTIME", TIME))
 }
-"""Windows as functions in GROUP BY and SELECT, by name: the kind, and the field that it reads."""
+"""Functions for windows in GROUP BY and SELECT, by name: the kind of the window, and the field that
+the function reads.
+"""
 
 
 MIRRORED: dict[type[exp.Expr], type[exp.Binary]] = {
@@ -76,7 +78,7 @@ MIRRORED: dict[type[exp.Expr], type[exp.Binary]] = {
     exp.GTE: exp.LTE,
     exp.EQ: exp.EQ,
 }
-"""Comparison -> the comparison that means the same with exchanged operands."""
+"""Comparison -> the comparison with the same meaning after its operands are exchanged."""
 
 
 class Keys(Scope):
@@ -97,7 +99,7 @@ class Keys(Scope):
 
 
 def key_column(key: str, place: exp.Expr) -> exp.Column:
-    """Returns a bound column, which stands at the place of another node in the text."""
+    """Returns a bound column, with the position in the text of the node `place`."""
     name = exp.Identifier(this=key, quoted=True)
     if span := span_of(place):
         name.meta["start"], name.meta["end"] = span[0], span[1] - 1
@@ -105,7 +107,7 @@ def key_column(key: str, place: exp.Expr) -> exp.Column:
 
 
 def refuse_clauses(node: exp.Expr) -> None:
-    """Raises SqlError for a clause that no stream has."""
+    """Raises SqlError for a clause that streams do not support."""
     if isinstance(node, WindowTable):
         return  # Its OFFSET is one of windows.
     for name, message in CLAUSES.items():
@@ -115,7 +117,7 @@ def refuse_clauses(node: exp.Expr) -> None:
 
 
 def conjuncts(node: exp.Expr) -> Iterable[exp.Expr]:
-    """Yields the conditions that AND joins."""
+    """Yields the conditions of a chain of ANDs."""
     if isinstance(node, exp.Paren):
         yield from conjuncts(node.this)
     elif isinstance(node, exp.And):
@@ -148,7 +150,7 @@ def is_clock(node: exp.Expr) -> bool:
 
 
 def by_clock(node: exp.Expr, relation: Relation) -> bool:
-    """Returns whether `node` is PROCTIME(), or a field that it made."""
+    """Returns whether `node` is PROCTIME(), or a column that was computed by PROCTIME()."""
     return is_clock(node) or is_key(node, relation.clock)
 
 
@@ -157,7 +159,7 @@ def replaced(
 ) -> exp.Expr:
     """Returns `node` with a column in place of each aggregate, and of each expression of GROUP BY.
 
-    `legacy` is the call of GROUP BY that makes windows, if there is one.
+    `legacy` is the call in GROUP BY that makes windows, such as TUMBLE(...), if there is one.
     """
 
     def place(one: exp.Expr) -> exp.Expr:
@@ -178,7 +180,8 @@ def replaced(
 
 
 def rank_limit(entry: exp.Expr, conditions: list[exp.Expr]) -> tuple[str, int] | None:
-    """Returns the name of the ROW_NUMBER() of a subquery, and the last rank that is read.
+    """Returns the name of the ROW_NUMBER() column of the subquery `entry`, and the highest rank
+    that the outer query reads. Returns None if `conditions` do not limit the rank.
 
     Removes the condition from `conditions` if this limit says all of it.
     """
@@ -223,7 +226,7 @@ class Compiler:
         self.ttl = ttl
         self.updates = updates
         self.shared: dict[tuple[str, ...], Any] = {}
-        """Streams of grouped windows, by all that determines them."""
+        """Streams of the results of GROUP BY, by everything that determines a stream."""
 
     def compile(self, node: exp.Expr, relation: Relation) -> Scalar:
         """Returns the compiled expression, which reads fields by their keys."""
@@ -233,15 +236,15 @@ class Compiler:
         )
 
     def condition(self, node: exp.Expr, relation: Relation) -> Scalar:
-        """Returns the compiled condition. Raises SqlError for another type than BOOLEAN."""
+        """Returns the compiled condition. Raises SqlError if its type is not BOOLEAN."""
         made = self.compile(node, relation)
         if not made.type.may_be(BOOLEAN):
             raise SqlError(f"a condition takes BOOLEAN, not {made.type}: write a comparison", node)
         return made
 
     def awaited(self, relation: Relation, nodes: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
-        """Adds a step that awaits the calls of async functions in `nodes`, and puts each result
-        into a field.
+        """Adds steps that await the calls of async functions in `nodes`, and put each result into a
+        field. Returns the new relation and the nodes that read these fields.
         """
         calls = [call for node in nodes for call in async_calls(node, self.functions)]
         if not calls:

@@ -47,7 +47,7 @@ class Scalar:
 
     @property
     def constant(self) -> Any:
-        """The value of a literal, else None."""
+        """The value if this is a literal, else None."""
         return self.expression._value if isinstance(self.expression, Literal) else None
 
 
@@ -56,7 +56,7 @@ def literal(kind: SqlType, value: Any) -> Scalar:
 
 
 def common_type(kinds: Sequence[SqlType]) -> SqlType | None:
-    """Returns the type to which values of all `kinds` convert, or None."""
+    """Returns the type to which values of all `kinds` can be converted, or None."""
     found: SqlType | None = NULL
     for kind in kinds:
         found = found and unify(found, kind)
@@ -119,7 +119,7 @@ def cast(given: Scalar, to: SqlType, strict: bool, node: exp.Expr) -> Scalar:
 
 
 def folded(made: Scalar) -> Scalar:
-    """Returns the expression, or its value if it is an operation on literals."""
+    """Returns `made`, replaced by its value if it is an operation on literals."""
     children = made.expression._children
     if not children or not all(isinstance(child, Literal) for child in children):
         return made

@@ -59,18 +59,18 @@ from aioflow.sql.types import (
 __all__ = ["CreatedTable", "connectors", "options_of"]
 
 TEXTS = {"lines", "socket", "websocket"}
-"""Connectors of texts. A text is the only STRING column, or a JSON object of the columns."""
+"""Connectors of texts. A text is a JSON object with the columns, or the only column, a STRING."""
 
 CHANGES = {"mysql_changes", "postgres_changes"}
-"""Connectors of a table whose rows change. Its PRIMARY KEY identifies a row."""
+"""Connectors of tables whose rows change. PRIMARY KEY identifies a row."""
 
 TYPED = {"delta", "iceberg", "mysql", "parquet", "postgres", *CHANGES}
-"""Connectors whose times are objects of `datetime`, and whose decimals are Decimals. Other
-connectors have texts or milliseconds, and any numbers.
+"""Connectors whose times are `datetime` objects, and whose decimals are Decimals. With other
+connectors, times are texts or milliseconds, and decimals are any numbers.
 """
 
 DATABASES = {"mysql", "postgres", "sqlite"}
-"""Connectors of tables that may have more columns than declared. Those keep their defaults."""
+"""Connectors of tables that may have undeclared columns. INSERT leaves these at their defaults."""
 
 NO_TABLES = {"drop_postgres_slot", "push"}
 """Functions of `aioflow.io` that take texts, but neither read nor write a table."""
@@ -85,17 +85,17 @@ BUILT: dict[str, Callable[..., Any]] = {
     "RollPolicy": lambda **given: io.RollPolicy(**given),
     "SchemaRegistry": lambda **given: io.SchemaRegistry(**given),
 }
-"""Classes of arguments: their own arguments are options with a dot, as in `roll.age_ms`."""
+"""Classes of arguments, whose own parameters are options with a dot, as in `roll.age_ms`."""
 
 _TEXT = re.compile(
     r"str|int|float|bool|Duration|(Lake)?Mode|Deletes|On(Error|Cascade)"
     r"|(Sequence|Mapping)\[.*str.*\]"
 )
-"""The annotations of arguments that texts can be given for."""
+"""The annotations of parameters whose arguments can be given as text."""
 
 _SECRET = re.compile(r"\$\{(\w+)\}")
 _WORDS = re.compile(r"[A-Za-z]+([-._][A-Za-z]+)*")
-"""A value such as localhost or orders, which messages need."""
+"""A plain word such as localhost, which error messages show even if the environment gives it."""
 _HINTS: dict[SqlType, Any] = {
     BOOLEAN: bool,
     INTEGER: int,
@@ -129,7 +129,7 @@ def options_of(name: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, tuple[str, ...]]:
-    """Returns the parameters of `function` that texts can be given for, and their types."""
+    """Returns the parameters of `function` that can be given as text, with their types."""
     found = {}
     for name, one in inspect.signature(function).parameters.items():
         kinds = re.split(r" \| (?![^\[]*\])", str(one.annotation))
@@ -159,13 +159,13 @@ def _value(kinds: Sequence[str], text: str) -> Any:
 
 @dataclass(slots=True, eq=False)
 class _Options:
-    """The options of WITH, with their places, for the calls of a connector and its format."""
+    """The options of WITH and their places in the text, for calls of a connector and its format."""
 
     node: CreateTable
     places: dict[str, exp.Expr] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
-    """Values of the environment, by the text that stands for each."""
+    """Values of environment variables, by the `${NAME}` that refers to each."""
 
     def __post_init__(self) -> None:
         for one in self.node.args["options"]:
@@ -200,7 +200,7 @@ class _Options:
         return found
 
     def arguments(self, known: Mapping[str, Sequence[str]], prefix: str = "") -> dict[str, Any]:
-        """Returns the arguments `known` that are given, and takes their options."""
+        """Removes the options in `known` that are given, and returns them as arguments."""
         found: dict[str, Any] = {}
         for name in [one for one in self.texts if one.startswith(prefix)]:
             first, dot, rest = name.removeprefix(prefix).partition(".")
@@ -255,7 +255,7 @@ class _Options:
         return message
 
     def refuse_rest(self, what: str, known: Sequence[str]) -> None:
-        """Raises SqlError if an option is left that no call has taken."""
+        """Raises SqlError if there is an option that no call has used."""
         for name in self.texts:
             hint = did_you_mean(name, known, "{}")
             raise SqlError(
@@ -281,7 +281,7 @@ class _Declared:
 
 
 class CreatedTable:
-    """A table that a script has created. The flow gets its source at the first query of it."""
+    """A table that a script has created. The first query that reads it adds its source."""
 
     def __init__(
         self, node: CreateTable, compiler: Compiler, bind: Callable[..., exp.Expr]
@@ -292,7 +292,7 @@ class CreatedTable:
         self._bind = bind
         self._read: Relation | None = None
         self.place: exp.Expr = node.this
-        """The place of the last INSERT."""
+        """The place of the last INSERT in the text."""
         options = _Options(node)
         given = options.take("connector")
         if given is None:
@@ -307,7 +307,7 @@ class CreatedTable:
             )
         self.connector = given
         self.is_of_changes = given in CHANGES or self._option("format") == DEBEZIUM
-        """Whether its rows change, and PRIMARY KEY identifies a row."""
+        """Whether the rows of the table change, so that PRIMARY KEY identifies a row."""
         self.columns = self._columns()
         self.key = self._key()
         if self.is_of_changes:
@@ -417,7 +417,7 @@ class CreatedTable:
     # As a source.
 
     def relation(self) -> Relation:
-        """Returns the table as a stream of its rows. The flow gets one source for all queries."""
+        """Returns the table as a relation. All queries share one source."""
         if self._read is None:
             self._read = self._streamed()
         return self._read
@@ -472,7 +472,7 @@ class CreatedTable:
         return replace(made, stream=stream, times=times, is_plain=names is not None)
 
     def _changing(self, made: Relation, stream: Any, decode: Any) -> Relation:
-        """Returns the latest rows of a table, of whose changes `decode` makes the elements."""
+        """Returns the latest rows of a table. `decode`, if any, converts elements to changes."""
         names, key = tuple(one.field.key for one in self.physical), tuple(self.key)
         source = self._compiler.flow.graph.nodes[stream.upstreams[0].node_id]
         rows = stream.flat_map(
@@ -487,7 +487,7 @@ class CreatedTable:
         return DebeziumJson(tuple(self.key), CheckedRow(self._attributes, self._type(), {}, None))
 
     def _source(self) -> tuple[Any, list[str] | None]:
-        """Returns the source, and the fields of its records if they are objects of a class."""
+        """Returns the source or sink, and the columns if records are of a class, else None."""
         names = [one.field.name for one in self.physical]
         if self.connector in ("http", "webhook"):  # The table reads the JSON, by its types.
             return self._made({"decode": "bytes"}), None
@@ -512,7 +512,7 @@ class CreatedTable:
         return options.texts.get(name, "").lower()
 
     def _type(self) -> Any:
-        """Returns the class of the records, which checks their fields. None if there is none."""
+        """Returns the class that checks and holds the records, None if the format needs none."""
         if self._option("format") in ("avro", "protobuf"):
             return None
         text = str if self.connector == "csv" else int | str
@@ -547,8 +547,8 @@ class CreatedTable:
         }
 
     def _decoder(self) -> Callable[[Any], Any] | None:
-        """Returns the function that makes a row of an element, or a change if rows change. Returns
-        None if the elements are these.
+        """Returns the function that converts an element to a row, or to a change if the rows of the
+        table change. Returns None if no conversion is needed.
         """
         checked = CheckedRow(self._attributes, self._type(), {}, None)
         if self.is_of_changes:
@@ -566,7 +566,7 @@ class CreatedTable:
         return None
 
     def _posted(self, made: Relation) -> CheckedRow:
-        """Returns the function that makes a row of a posted body, with its values checked."""
+        """Returns the function that converts a posted body to a row, and checks its values."""
         read = (TIMESTAMP, DATE, DECIMAL)
         physical = [one.field for one in self.physical if one.field.type in read]
         values = {f.name: made.column(f.name) for f in physical}
@@ -602,7 +602,7 @@ class CreatedTable:
             self._lateness()
 
     def _lateness(self) -> tuple[str, int]:
-        """Returns the column of event time, and by how many ms rows may come late."""
+        """Returns the column of event time, and by how many ms rows may be late."""
         column, value = self.node.args["watermark"]
         name = self._column(column, physical=False).field.name
         late = 0
@@ -637,7 +637,7 @@ class CreatedTable:
 
     @property
     def upserts(self) -> bool:
-        """Whether rows replace others, by PRIMARY KEY."""
+        """Whether a row that is written replaces an earlier row with the same PRIMARY KEY."""
         takes_mode = "mode" in options_of(self.connector)
         return bool(self.key) and takes_mode and self._option("mode") in ("", "upsert")
 
@@ -675,7 +675,7 @@ class CreatedTable:
         stream.sink(sink, name=self.name, uid=f"insert-{self.name}")
 
     def _arrow_types(self) -> dict[str, Any]:
-        """Returns the types of the columns in files of Parquet."""
+        """Returns the Arrow types of the columns in Parquet files."""
         import pyarrow as pa
 
         types = {
@@ -694,8 +694,8 @@ class CreatedTable:
         return made
 
     def _columns_of(self, relations: Sequence[Relation]) -> list[str]:
-        """Returns the columns that INSERTs give. A database fills the others with their defaults,
-        so each INSERT must give the same: NULL is no default.
+        """Returns the columns that INSERTs write. A database fills the others with their defaults,
+        so all INSERTs must write the same: NULL would override a default.
         """
         keys = [{field.key for field in one.fields} for one in relations]
         names = [f.name for f in self.fields if f.key in set().union(*keys)]
@@ -710,7 +710,7 @@ class CreatedTable:
         return names
 
     def _complete(self, relations: Sequence[Relation], one: Relation) -> Relation:
-        """Returns the relation with NULL for the columns that only other INSERTs give."""
+        """Returns the relation `one` with NULL in the columns that only other INSERTs write."""
         keys = {field.key for other in relations for field in other.fields}
         fields = tuple(column.field for column in self.physical if column.field.key in keys)
         nulls = {field.key: Literal(None) for field in fields if field not in one.fields}
@@ -790,7 +790,7 @@ class CreatedTable:
 
 
 def _hint(kind: SqlType) -> Any:
-    """Returns the annotation of a field whose values JSON or CSV gives."""
+    """Returns the annotation of a field whose values are read from JSON or CSV."""
     if kind.name == "ARRAY":
         assert kind.element is not None
         return list[_hint(kind.element) | None]  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""Parses streaming SQL: a dialect of sqlglot with the table functions of windows, and with tables
-of connectors.
+"""Parses streaming SQL: a dialect of sqlglot with table functions for windows, and with CREATE
+TABLE for connectors.
 
-The default grammar of sqlglot is extended in its parser, never in the text, so each node keeps its
+The parser extends sqlglot's default grammar. The text is never rewritten, so each node keeps its
 place in the query:
 
     FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECOND))
@@ -62,7 +62,8 @@ class WindowTable(exp.Expression):
 
 
 class CreateTable(exp.Expression):
-    """CREATE TABLE: `this` is the name, `expressions` are the columns, `options` those of WITH.
+    """CREATE TABLE: `this` is the name, `expressions` are the columns, `options` the options of
+    WITH.
 
     A column is a `ColumnDef`, whose kind is None if it is computed by `default`. `watermark` has
     the column and the expression of its WATERMARK, and `key` the columns of its PRIMARY KEY.
@@ -374,7 +375,7 @@ class StreamingSql(Dialect):
 STATEMENTS = ("SELECT", "INSERT", "CREATE", "EXPLAIN", "WITH", "SET", "DROP", "SHOW", "DESCRIBE")
 FIRST_WORD = re.compile(r"\s*(?:--[^\n]*\s*)*(\w+)")
 UNIT = re.compile(r"(?<![\w'])(\d+)\s+(second|minute|hour|day)s?\b", re.IGNORECASE)
-"""A length of time without its quotes."""
+"""Pattern of a length of time without quotes, as in `10 SECOND`."""
 EMIT = re.compile(r"\bEMIT\b", re.IGNORECASE)
 
 
@@ -401,7 +402,9 @@ def parse(text: str) -> list[exp.Expr]:
 
 
 def _with_maps(statement: exp.Expr) -> exp.Expr:
-    """Marks the word of each MAP['key', value, ...] as no column: sqlglot reads it as an index."""
+    """Marks the word MAP of each MAP['key', value, ...] as not a column, because sqlglot reads the
+    text as an index into a column.
+    """
     for node in statement.find_all(exp.Bracket):
         word = node.this
         if (
@@ -417,7 +420,7 @@ def _with_maps(statement: exp.Expr) -> exp.Expr:
 
 
 def _unreadable(text: str, error: ParseError) -> SqlError:
-    """Returns the error of a text that is not SQL, with the place that sqlglot names."""
+    """Returns the error for a text that is not SQL, with the place that sqlglot names."""
     first = error.errors[0] if error.errors else {}
     description = str(first.get("description") or error).rstrip(". ")
     description = re.sub(r"<Token .*?text: (.*?), line: .*>", r"\1", description)
@@ -438,7 +441,7 @@ def _unreadable(text: str, error: ParseError) -> SqlError:
 
 
 def _hint(text: str, span: tuple[int, int] | None) -> str:
-    """Returns what to write at the place of an error, or an empty text."""
+    """Returns the addition to an error that says what to write at its place, or an empty text."""
     if span is None:
         return ""
     if unit := UNIT.search(text, max(0, span[0] - 10), span[1] + 10):

@@ -13,7 +13,9 @@ SHOWN_MAX = 400
 
 
 def span_of(node: Any) -> tuple[int, int] | None:
-    """Returns where a node begins and ends in the text, as offsets; None if that is not known."""
+    """Returns the offsets at which a node begins and ends in the text; None if they are not
+    known.
+    """
     metas = [part.meta for part in node.walk() if "start" in part.meta]
     if not metas:
         return None

@@ -1,4 +1,4 @@
-"""The functions of SQL by their names, with the kinds of their arguments and results."""
+"""The SQL functions by name, with the types of their arguments and results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNITS_MS = {
     "WEEK": 7 * v.DAY_MS,
 }  # fmt: skip
 CALENDAR = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
-"""Units that are numbers of months."""
+"""Units of time that have a fixed number of months -> the number."""
 
 PARTS: dict[str, Callable[[Expr[Any]], Expr[Any]]] = {
     "YEAR": lambda t: t.dt.year,
@@ -61,13 +61,15 @@ LETTERS: dict[str, tuple[SqlType, ...]] = {
     "A": (),
     "C": (),
 }
-"""Kinds of arguments. A is of any type, C of any type and becomes text."""
+"""Letter -> the types that an argument may have. A and C accept any type; an argument C is
+converted to text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A function. `parameters` are letters of `LETTERS`: those after "?" are optional, and "*"
-    repeats the last one.
+    """An SQL function. `parameters` has a letter of `LETTERS` for each parameter. Letters after "?"
+    are optional parameters, and a final "*" repeats the last parameter.
 
     `type` is the type of the result; None means the common type of the arguments N and A.
     `nullable` is None if an argument that is NULL makes the result NULL.
@@ -97,20 +99,20 @@ class Builtin:
 def _of(
     parameters: str, kind: SqlType | None, function: Callable[..., Any], **traits: Any
 ) -> Builtin:
-    """Returns a function of SQL that applies a function of plain values."""
+    """Wraps a function on plain Python values as an SQL function."""
     nullable = traits.pop("nullable", None)
     return Builtin(parameters, kind, partial(v.apply, function, **traits), nullable)
 
 
 def _real(parameters: str, function: Callable[..., float]) -> Builtin:
-    """Returns a function of floats, which is NULL outside its domain."""
+    """Wraps a function on floats as an SQL function, which gives NULL outside its domain."""
     name = function.__name__
     build = partial(v.apply, partial(v.real, function), name=name, gives_none=True)
     return Builtin(parameters, FLOAT, build, True)
 
 
 def _regular(function: Callable[..., Any]) -> Callable[..., Expr[Any]]:
-    """Returns a builder that checks a literal pattern."""
+    """Returns a builder for `function`, which compiles a literal regular expression to check it."""
 
     def build(text: Expr[Any], pattern: Expr[Any], *rest: Expr[Any]) -> Expr[Any]:
         if isinstance(pattern, Literal) and pattern._value is not None:
@@ -164,7 +166,9 @@ def _joined(*parts: Expr[Any]) -> Expr[Any]:
 
 
 def _log(*given: Expr[Any]) -> Expr[Any]:
-    """Returns the logarithm: of one argument to base 10, as in PostgreSQL; of two, to the first."""
+    """Returns the logarithm. One argument: to base 10, as in PostgreSQL. Two arguments: of the
+    second to the base of the first.
+    """
     base, of = given if len(given) == 2 else (Literal(10.0), given[0])
     bases = {10.0: math.log10, 2.0: math.log2}
     known = bases.get(base._value) if isinstance(base, Literal) else None

@@ -1,4 +1,4 @@
-"""Windows and groups: how GROUP BY, with its windows and aggregates, becomes operators."""
+"""Windows and groups: plans the operators of GROUP BY with its windows and aggregates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pending_windows(
     node: exp.Expr,
     partition: tuple[str, ...] = (),
 ) -> Relation:
-    """Returns the relation with windows that a later step applies."""
+    """Returns the relation with pending windows, which a later step applies."""
     by_clock = time.key in relation.clock
     if not by_clock and not relation.has_time(time.key):
         known = ", ".join(relation.times or ())
@@ -98,7 +98,9 @@ def _assigner(kind: str, durations: Mapping[str, int], time: str, node: exp.Expr
 
 
 def applied(relation: Relation) -> Relation:
-    """Returns the relation with the fields of its windows in each record."""
+    """Applies the pending windows: returns the relation with the bounds of its window as fields of
+    each record.
+    """
     pending = relation.pending
     if pending is None:
         return relation
@@ -137,7 +139,9 @@ def applied(relation: Relation) -> Relation:
 
 
 def sessions_differ(relation: Relation, keys: Iterable[str]) -> bool:
-    """Returns whether pending sessions are for other keys than `keys`, windows left out."""
+    """Returns whether there are pending sessions whose keys are not `keys` without the window
+    fields.
+    """
     pending = relation.pending
     if pending is None or pending.kind != "SESSION":
         return False
@@ -152,9 +156,10 @@ def aggregate(
     having: list[exp.Expr],
     node: exp.Select,
 ) -> tuple[Relation, list[tuple[str, exp.Expr]], list[exp.Expr]]:
-    """Groups a relation by its windows, or without one by a running aggregate, whose rows change.
+    """Groups a relation, by windows if the keys include one. Without a window the groups are
+    running aggregates, whose rows change.
 
-    Returns the relation of the groups, and the items and conditions over its fields.
+    Returns the relation of the groups, and `items` and `having` as expressions over its fields.
     """
     what, place = _named(node, group)
     stays = node.meta.get(STAYS)
@@ -211,9 +216,9 @@ def aggregate(
 def _without_start(
     keys: list[exp.Expr], windows: Windows | None
 ) -> tuple[exp.Expr | None, list[exp.Expr]]:
-    """Returns the start of the window and the keys without it, if the end is a key as well.
+    """If both bounds of a window are keys, returns its start, and the keys without the start.
 
-    The end of a window of known size says which window it is. In all other cases the start is None.
+    The end alone identifies a window of known size. In all other cases returns None and all keys.
     """
     if windows is not None and windows.size is not None:
         bounds = [one for one in keys if is_key(one, (windows.start or "", windows.end))]
@@ -234,22 +239,22 @@ class _Grouping:
     bounded: bool
     """Whether a window bounds each group."""
     windows: Windows | None
-    """Windows whose bounds are fields of the records; None: the windows are pending."""
+    """Windows whose bounds are fields of the records; None if the windows are pending."""
     changes: bool
-    """Whether rows of the relation are replaced or go."""
+    """Whether rows of the relation may be replaced or deleted."""
     keys: list[exp.Expr]
     start: exp.Expr | None
-    """Start of the window, if the query has it but its end alone is a key."""
+    """Start of the window, if the query groups by it and the end alone is used as a key."""
     scalars: list[Scalar]
     """The compiled keys."""
     calls: list[exp.Expr]
-    """The different calls of aggregates in the query."""
+    """The distinct calls of aggregates in the query."""
     computed: list[Aggregate]
     """The compiled calls."""
 
     @property
     def assigner(self) -> Any:
-        """Assigner of the windows, or None without windows."""
+        """Assigner of the windows, or None if there are none."""
         if self.windows is not None:
             return self.windows.assigner
         return self.relation.pending.assigner if self.bounded and self.relation.pending else None
@@ -260,7 +265,7 @@ class _Grouping:
         return {name: part for one in self.computed for name, part in one.parts.items()}
 
     def operator(self, compiler: Compiler, ttl: Any) -> Any:
-        """Returns the stream of the results. Subqueries that group alike share it.
+        """Returns the stream of the results. Subqueries with the same grouping share the stream.
 
         `ttl` is the time after which a group without aggregates is forgotten.
         """
@@ -284,7 +289,9 @@ class _Grouping:
         return results
 
     def trees(self) -> list[tuple[exp.Expr, str]]:
-        """Returns pairs of an expression of the query and the field of the results it becomes."""
+        """Returns pairs of an expression of the query and the field of the results that replaces
+        it.
+        """
         trees = [(one, f"$k{i}") for i, one in enumerate(self.keys)]
         trees += [(one, f"$a{i}") for i, one in enumerate(self.calls)]
         if self.start is not None:
@@ -323,7 +330,7 @@ class _Grouping:
         return self._with_key_windows(groups, self.windows)
 
     def _with_bounds(self, groups: Relation) -> Relation:
-        """Returns `groups` with the bounds of the windows that were pending as fields."""
+        """Returns `groups` with the bounds of the formerly pending windows as fields."""
         pending = self.relation.pending
         assert pending is not None
         by_event_time = self.assigner.is_event_time
@@ -353,9 +360,9 @@ class _Grouping:
 
 
 def _with_time(relation: Relation) -> Relation:
-    """Returns the relation with a step that fails at a record without the column of its windows.
+    """Adds a step that fails at a record without the time column of the pending windows.
 
-    The windows take the time of the record, so nothing else reads the column. A stream whose time
+    Windows use the timestamp of the record, so nothing else reads the column. A stream whose time
     is a known column needs no such step.
     """
     pending = relation.pending
@@ -367,8 +374,8 @@ def _with_time(relation: Relation) -> Relation:
 
 
 def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Expr | None]:
-    """Returns the relation with the windows of a TUMBLE(...), HOP(...) or SESSION(...) in GROUP
-    BY, and that call.
+    """Returns the relation with the pending windows of a call TUMBLE(...), HOP(...) or SESSION(...)
+    in GROUP BY, and the call. Without a call, returns the relation and None.
     """
     calls = [
         one
@@ -399,7 +406,7 @@ def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Ex
 def _grouping_windows(
     relation: Relation, group: list[exp.Expr], place: exp.Expr
 ) -> tuple[bool, Windows | None]:
-    """Returns whether a window bounds the groups, and which; None means the pending windows."""
+    """Returns whether a window bounds the groups, and its `Windows`, None if they are pending."""
     names = {one.name for one in group if isinstance(one, exp.Column)}
     if relation.pending and relation.pending.kind == "CUMULATE" and names & {START, END} == {START}:
         raise SqlError("the groups of CUMULATE need window_end among their columns", place)
@@ -410,7 +417,7 @@ def _grouping_windows(
 
 
 def _named(node: exp.Select, group: list[exp.Expr]) -> tuple[str, exp.Expr]:
-    """Returns what groups the rows of a query, and its place."""
+    """Returns the name of the clause that groups the rows of a query, and its place in the text."""
     if node.args.get("distinct"):
         return "SELECT DISTINCT", node.expressions[0]
     return "GROUP BY" if group else "an aggregate", node.args.get("group") or node

@@ -1,7 +1,8 @@
-"""Joins: of windows, within an interval of time, with a bounded table, and of whole streams.
+"""Plans joins: of windows, within an interval of time, with a bounded table, and of whole streams.
 
 The conditions of ON, and of WHERE for inner joins, decide the kind of the join. A result is a pair
-of records, whose fields are read from both sides. NULL equals nothing, so NULL keys have no pairs.
+of records, whose fields are read from both sides. NULL is not equal to anything, so records with a
+NULL key have no pairs.
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ from aioflow.sql.windows import FieldWindows
 __all__ = ["Joins", "key_of", "reads_of_key", "require_event_time", "require_ttl", "together"]
 
 FRAME = "$start", "$end"
-"""Names of the window fields that both sides of a join get if their own names differ."""
+"""Common names of the window fields of both sides of a join, used if their own names differ."""
 
 
 @dataclass(slots=True)
 class Condition:
-    """The parts of the condition of one join."""
+    """The condition of one join, split into its parts."""
 
     equal: list[tuple[exp.Expr, exp.Expr]] = field(default_factory=list)
-    """Pairs of expressions of the left and of the right that must be equal."""
+    """Pairs of an expression of the left and one of the right relation that must be equal."""
     times: list[exp.Expr] = field(default_factory=list)
     """Comparisons of the times of both sides."""
     lower: int | None = None
     upper: int | None = None
-    """Bounds of the time of the right minus that of the left, in ms."""
+    """`lower` and `upper` are the bounds of the right record's time minus the left record's time,
+    in ms.
+    """
     rest: list[exp.Expr] = field(default_factory=list)
 
 
@@ -85,7 +88,9 @@ class Joins:
     def _pushed(
         self, relation: Relation, conditions: list[exp.Expr]
     ) -> tuple[Relation, list[exp.Expr]]:
-        """Filters a side by the conditions that read only this side."""
+        """Filters a side of a join by the conditions that read only this side. Returns the other
+        conditions too.
+        """
         own = [one for one in conditions if _read(one) <= _keys(relation)]
         return self._rest(relation, own), [one for one in conditions if one not in own]
 
@@ -144,7 +149,7 @@ class Joins:
         times: Mapping[str, int] | None,
         windows: Windows | None = None,
     ) -> Relation:
-        """Returns the relation of pairs."""
+        """Returns the relation of the pairs of a join."""
         reads = {f.key: under(left.column(f.key), "left") for f in left.fields}
         reads |= {f.key: under(right.column(f.key), "right") for f in right.fields}
         return Relation(
@@ -157,7 +162,7 @@ class Joins:
         )
 
     def _rest(self, relation: Relation, conditions: Sequence[exp.Expr]) -> Relation:
-        """Filters a relation by each of the conditions."""
+        """Filters a relation by all of the conditions."""
         for one in conditions:
             relation = relation.filtered(self._compile(one, relation).expression)
         return relation
@@ -297,7 +302,7 @@ class Joins:
         return _nullable(replace(met, stream=made), left, right, keeps)
 
     def _ttl_of(self, side: Relation) -> Any:
-        """Returns the time to live of the rows of a side, None if they stay."""
+        """Returns the time to live of the rows of a side, None if they are kept for ever."""
         return None if side.stays or side.identity is not None else self._ttl
 
     def _lookup(self, left: Relation, right: Table, join: exp.Join, split: Condition) -> Relation:
@@ -359,7 +364,9 @@ def _split(left: Relation, right: Relation, conditions: Sequence[exp.Expr]) -> C
 
 
 def _turned(node: exp.Expr, left: Relation, right: Relation) -> Any:
-    """Returns a comparison with the expression of the left relation on its left, or None."""
+    """Returns the comparison with the left relation's expression as its left operand. Returns None
+    if the operands do not each read one relation.
+    """
     mirrored = MIRRORED.get(type(node))
     if mirrored is None:
         return None
@@ -372,9 +379,8 @@ def _turned(node: exp.Expr, left: Relation, right: Relation) -> Any:
 
 
 def _time_bound(node: Any, left: Relation, right: Relation) -> tuple[int | None, int | None] | None:
-    """Returns the bounds that a comparison sets for the time of the right minus the left.
-
-    None if it compares no times.
+    """Returns the bounds in ms that a comparison sets for the time of the right record minus the
+    time of the left. Returns None if it does not compare times.
     """
     one, other = _time(node.this, left), _time(node.expression, right)
     if one is None or other is None:
@@ -391,7 +397,9 @@ def _time_bound(node: Any, left: Relation, right: Relation) -> tuple[int | None,
 
 
 def _time(node: Any, relation: Relation) -> int | None:
-    """Returns the ms between the time of a record and an expression of time, or None."""
+    """Returns the ms by which a time expression is later than the record's time, None if it does
+    not depend on this time.
+    """
     offset = 0
     while not isinstance(node, exp.Column):
         if isinstance(node, exp.Paren):
@@ -408,8 +416,8 @@ def _time(node: Any, relation: Relation) -> int | None:
 
 
 def _times(relation: Relation, comparisons: Sequence[exp.Expr]) -> Mapping[str, int]:
-    """Returns the fields that follow event time. If none are known for the stream, these are the
-    fields in `comparisons`.
+    """Returns the fields that follow event time. If the stream's fields of event time are not
+    known, returns the fields in `comparisons`.
     """
     if relation.times is not None:
         return relation.times
@@ -440,7 +448,7 @@ def _identity_of_pairs(
     equal: Sequence[tuple[exp.Expr, exp.Expr]],
     keeps: tuple[bool, bool],
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Returns the key of the pairs, None with the reason if there is none."""
+    """Returns the fields that identify a pair; None and the reason if no fields do."""
     one, other = left.identity, right.identity
     if one is None or other is None:
         return None, (left if one is None else right).lacks or NO_KEY
@@ -481,7 +489,7 @@ def key_of(scalars: Sequence[Scalar], composite: bool | None = None) -> Any:
 
 
 def reads_of_key(key: Expr[Any], scalars: Sequence[Scalar]) -> list[Expr[Any]]:
-    """Returns the expressions that read each part of a key that `key_of` made."""
+    """Returns the expressions that read the parts of a key that `key_of` made."""
     if len(scalars) == 1 and not scalars[0].nullable:
         return [key]
     return [key[i] for i in range(len(scalars))]
@@ -495,7 +503,7 @@ def _side_key(relation: Relation, scalars: list[Scalar], composite: bool | None 
 
 
 def _not_null(relation: Relation, keys: Sequence[Scalar]) -> Relation:
-    """Filters out records with a NULL in their key, which have no pairs."""
+    """Filters out records with a NULL in their key, because they have no pairs."""
     for key in keys:
         if key.nullable:
             relation = relation.filtered(~key.expression.is_null())
@@ -514,7 +522,9 @@ def _framed(relation: Relation, join: exp.Join) -> Relation:
 
 
 def _nullable(met: Relation, left: Relation, right: Relation, keeps: tuple[bool, bool]) -> Relation:
-    """Returns the relation, with fields nullable that an outer join may leave out."""
+    """Returns the relation `met`, in which the fields of a side are nullable if an outer join may
+    lack it.
+    """
     loose = (_keys(right) if keeps[0] else set()) | (_keys(left) if keeps[1] else set())
     return replace(
         met, fields=tuple(replace(f, nullable=f.nullable or f.key in loose) for f in met.fields)
@@ -531,7 +541,9 @@ def together(left: Relation, right: Relation) -> Mapping[str, int] | None:
 def require_ttl(
     ttl: Any, flow: Any, relations: Sequence[Relation], what: str, place: exp.Expr
 ) -> None:
-    """Raises SqlError if state would grow for ever, because endless input has no time to live."""
+    """Raises SqlError if state would grow for ever, because an input is endless and there is no
+    `ttl`.
+    """
     endless = [] if ttl is not None else _endless(flow, relations)
     if endless:
         raise SqlError(
@@ -554,7 +566,7 @@ def refuse_endless(flow: Any, relation: Relation, place: exp.Expr) -> None:
 
 
 def _endless(flow: Any, relations: Sequence[Relation]) -> list[str]:
-    """Returns the names of the sources of relations that do not end."""
+    """Returns the names of the unbounded sources of the relations."""
     ids = [up.node_id for relation in relations for up in relation.stream.upstreams]
     nodes = [flow.graph.nodes[one] for one in flow.graph.upstream_of(ids)]
     endless = [node.name for node in nodes if node.source and not node.source.bounded]
@@ -588,7 +600,9 @@ def _outer(
     lefts: list[Any],
     rights: list[Any],
 ) -> Iterator[Any]:
-    """Yields the pairs of a group. Records without a pair come with None."""
+    """Yields the pairs of a group. On a side with `keeps`, a record without a partner is paired
+    with None.
+    """
     met: set[int] = set()
     comparable = not composite or None not in key
     for left in lefts:
@@ -612,7 +626,9 @@ def _found(
     outer: bool,
     left: Any,
 ) -> Iterator[Any]:
-    """Yields a record with each row of a table that has its key."""
+    """Yields pairs of the record `left` and each row of a table with the same key. With `outer`, a
+    record without a row is paired with None.
+    """
     alone = outer
     for right in index.get(tuple(key(left) for key in keys), ()):
         pair = af.Pair(left, right)

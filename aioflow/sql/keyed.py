@@ -1,7 +1,7 @@
-"""Functions that keep rows of each key: the first row, the best rows, and the emitted rows.
+"""Process functions that keep rows of each key: the first row, the best rows, and the emitted rows.
 
-Functions of a changelog take insertions and deletions of rows, marked by the field CHANGE. They
-emit insertions before deletions, so a replaced row leaves no gap.
+Functions on a changelog read insertions and deletions of rows, marked by the field CHANGE. They
+emit insertions before deletions, so that a replaced row is never missing in between.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ Row = dict[str, Any]
 
 
 def _split(value: Row) -> tuple[Row, int]:
-    """Returns a row of a changelog without its field CHANGE, and that field."""
+    """Returns a row of a changelog without its field CHANGE, and the value of this field."""
     row = value.copy()
     return row, row.pop(CHANGE, 1)
 
 
 def _text(row: Row) -> str:
-    """Returns a text that equal rows of one stream share. Their fields are in the same order."""
+    """Returns a text that is the same for equal rows of one stream, whose fields are in the same
+    order.
+    """
     return repr([*row.values()])
 
 
@@ -43,8 +45,8 @@ def _text(row: Row) -> str:
 class Leaders(KeyedProcessFunction[Any, Row, Row]):
     """Emits each of the first `n` rows of a key whose rank is new or has changed, with its rank.
 
-    With `retracts` rows may be deleted. Then the rows behind the first `n` are kept too, and PASSES
-    says whether a row has this rank.
+    With `retracts` the input is a changelog. Then the rows after the first `n` are kept too. An
+    emitted row with PASSES False says that no row has this rank any more.
     """
 
     name: str
@@ -111,7 +113,7 @@ class Leaders(KeyedProcessFunction[Any, Row, Row]):
 class First(KeyedProcessFunction[Any, Row, Row]):
     """Emits the earliest row of each key, once event time has passed the time of the row.
 
-    Without `by_time` it is the row that arrives first, which is emitted at once.
+    Without `by_time`, emits the row that arrives first, at once.
     """
 
     by_time: bool
@@ -144,7 +146,7 @@ class First(KeyedProcessFunction[Any, Row, Row]):
 
 @dataclass
 class Over(KeyedProcessFunction[Any, Row, Row]):
-    """Adds to each row the aggregate of the rows of its key up to this row, in event time.
+    """Adds to each row the aggregate of the rows of its key up to this row, in order of event time.
 
     A row is emitted when the watermark has reached its time. Late rows are dropped.
     """
@@ -164,7 +166,7 @@ class Over(KeyedProcessFunction[Any, Row, Row]):
         self.waiting: MapState[int, list[Row]] = ctx.get_map_state(MapStateDescriptor("waiting"))
         """Rows by their time, until they are emitted."""
         self.past: ValueState[list[tuple[int, Row]]] = ctx.get_state(ValueStateDescriptor("past"))
-        """The rows of the frame with their time, if it has a size."""
+        """The rows of the frame with their times, if the frame has a size."""
         self.total: ValueState[Any] = ctx.get_state(ValueStateDescriptor("total"))
         """The accumulator of all rows, if the frame has no size."""
 
@@ -217,7 +219,7 @@ class Over(KeyedProcessFunction[Any, Row, Row]):
 
 
 class Shown(KeyedProcessFunction[Any, Upsert[Any], Upsert[Any]]):
-    """Leaves out deletions of rows that no upsert has shown."""
+    """Drops deletions of rows for which no upsert with a row was emitted."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.shown: ValueState[bool] = ctx.get_state(ValueStateDescriptor("shown"))
@@ -239,7 +241,7 @@ class Versions(KeyedProcessFunction[Any, Row, Any]):
     """Keeps the rows of each key, and emits `give(before, after)` when the latest row changes.
 
     The rows of a changelog with a key can come from several subtasks. So a row may be inserted
-    before the row that it replaces is deleted. The latest row is shown.
+    before the row that it replaces is deleted. The row that was inserted last is the latest row.
     """
 
     of_changelog: bool
@@ -271,7 +273,7 @@ class Versions(KeyedProcessFunction[Any, Row, Any]):
 
 
 def as_changes(before: Row | None, after: Row | None) -> Iterator[Row]:
-    """Yields the rows of a changelog by which a row replaces another."""
+    """Yields the changelog rows by which `after` replaces `before`. None stands for no row."""
     if after is not None:
         yield {**after, CHANGE: 1}
     if before is not None:
@@ -316,8 +318,8 @@ class Groups(KeyedProcessFunction[Any, Row, tuple[Any, Any, int]]):
 class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
     """Joins two changelogs, or streams that append, to a changelog of the pairs.
 
-    Each row without a partner on a side with `keeps` gives a row of its own. A NULL in a key equals
-    nothing. A pair whose row has expired stays as it was emitted.
+    On a side with `keeps`, a row without a partner is emitted with NULLs for the other side. A NULL
+    in a key is not equal to anything. Pairs of a row that has expired are not deleted.
     """
 
     def __init__(
@@ -354,8 +356,8 @@ class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
         other = 1 - side
 
         def pair(own: Row, found: Row, change: int) -> Row:
-            """Returns the fields of the left row and then those of the right row, as `_text` needs
-            them.
+            """Returns a pair with the left row's fields before the right row's fields, an order
+            that `_text` needs.
             """
             left, right = (own, found) if side == 0 else (found, own)
             return {**left, **right, CHANGE: change}

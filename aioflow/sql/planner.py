@@ -1,11 +1,12 @@
-"""Plans a query: a tree of sqlglot becomes operators of a flow, and gives a stream.
+"""Plans a query: turns a tree of sqlglot into operators of a flow, and returns the stream of the
+results.
 
 Results are appended: a row, once emitted, is never corrected. A query whose rows change is refused
-at its place in the text, unless the caller asks for updates: then its elements are `af.Upsert`.
+at its place in the text, unless the caller asks for updates. Then its elements are `af.Upsert`.
 
-A SELECT is planned in the order of its meaning: FROM and joins, WHERE, GROUP BY with its windows,
-HAVING, the list of columns. Before anything is compiled, each name is bound: it becomes the key of
-a field, so that later steps compare expressions as trees.
+A SELECT is planned in the order in which its clauses apply: FROM and joins, WHERE, GROUP BY with
+its windows, HAVING, the list of columns. Before anything is compiled, each name is bound: it
+becomes the key of a field, so that later steps compare expressions as trees.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ class From:
 
 
 class View:
-    """A query under a name, which is planned when another query reads it.
+    """A named query, which is planned when another query reads it.
 
-    A query with OVER is planned for each limit that a reader sets for its rank.
+    A query with OVER is planned once for each limit that a reading query sets for its rank.
     """
 
     def __init__(self, planner: Planner, query: exp.Expr, columns: exp.TableAlias | None) -> None:
@@ -93,7 +94,9 @@ class View:
 
     @property
     def some_rank(self) -> tuple[str, int] | None:
-        """A limit of the rank, with which the view can be planned to learn its columns."""
+        """An arbitrary limit of the rank, with which the view can be planned to find out its
+        columns.
+        """
         calls = [one for one in self.query.unnest().expressions if one.find(exp.RowNumber)]
         return (calls[0].alias, 1) if self.has_over and calls else None
 
@@ -115,7 +118,7 @@ class Planner:
     def __init__(self, tables: Mapping[str, Relation], compiler: Compiler) -> None:
         self.given = tables
         self.tables: dict[str, Relation | Created] = dict(tables)
-        """The given tables, the views, and the names of WITH."""
+        """The given tables, the views, and the queries of WITH, by name."""
         self.read: set[str] = set()
         """Names of the given tables that the query reads."""
         self.compiler = compiler
@@ -279,7 +282,9 @@ class Planner:
         return items
 
     def _star(self, node: exp.Expr, star: exp.Star, scope: Scope) -> list[tuple[str, exp.Expr]]:
-        """Returns the columns of `*` or `t.*`, without those of EXCEPT, and as REPLACE says."""
+        """Returns the columns of `*` or `t.*`, without the columns in EXCEPT, and with the
+        replacements in REPLACE.
+        """
         of, merged = scope.relations, scope.merged
         if isinstance(node, exp.Column):
             of, merged = (scope.relation(node),), ()
@@ -481,7 +486,8 @@ class Planner:
     def _rank(
         self, entry: exp.Expr, joined: list[exp.Join], where: list[exp.Expr]
     ) -> tuple[str, int] | None:
-        """Returns the ROW_NUMBER() of an entry of FROM, and the last rank that the query reads.
+        """Returns the name of the ROW_NUMBER() column of an entry of FROM, and the highest rank
+        that the query reads.
 
         Removes the condition from `where` if this limit says all of it.
         """
@@ -630,8 +636,9 @@ class Planner:
         items: list[tuple[str, exp.Expr]],
         own: Sequence[Field],
     ) -> tuple[tuple[str, ...] | None, str]:
-        """Returns the keys of the columns that identify a row, None with the reason if a changelog
-        has none. A query without groups has one row, identified by its constants.
+        """Returns the keys of the columns that identify a row; None and the reason if the rows
+        change and no columns identify one. An aggregate without GROUP BY has one row, identified by
+        its constants.
         """
         identity = relation.identity
         missing = [
@@ -660,7 +667,7 @@ def _widened(relation: Relation, fields: Sequence[Field]) -> Relation:
 
 
 def _merged(values: Sequence[Field], place: exp.Expr) -> exp.Expr:
-    """Returns the first of some fields that is not NULL, as a bound expression."""
+    """Returns a bound expression with the value of the first of `values` that is not NULL."""
     first, *more = [key_column(field.key, place) for field in values]
     return exp.Coalesce(this=first, expressions=more) if more else first
 

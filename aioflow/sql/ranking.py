@@ -50,7 +50,7 @@ def framed(
 ) -> tuple[Relation, list[tuple[str, exp.Expr]]]:
     """Returns the relation with the values of OVER as fields, and the items that read them.
 
-    A rank whose limit is known stays in the items, for `ranked`.
+    A ROW_NUMBER() with a known limit is left in the items, for `ranked`.
     """
     limited = [one for name, one in items if rank is not None and name == rank[0]]
     limited = [one for one in limited if isinstance(one.this, exp.RowNumber)]
@@ -141,12 +141,16 @@ _NOT_RUNNING = (
 
 
 def _before(rows: int, values: list[Any]) -> list[Any] | None:
-    """Returns the value of `rows` rows before the last, in a list; None if there is no such row."""
+    """Returns a list with the value `rows` rows before the last row; None if there is no such
+    row.
+    """
     return values[:1] if len(values) > rows else None
 
 
 def _frame(over: exp.Window, others: list[exp.Expr]) -> tuple[bool, int | None]:
-    """Returns whether a frame counts rows, and how many rows or ms it reaches back; None: all."""
+    """Returns whether a frame is counted in rows (ROWS), and its length in rows or ms, None if
+    unlimited.
+    """
     spec = over.args.get("spec")
     if spec is None:
         return False, None
@@ -252,7 +256,7 @@ def _best_of_windows(
 def _best_so_far(
     compiler: Compiler, relation: Relation, over: exp.Window, rank: tuple[str, int]
 ) -> Relation:
-    """Returns the first rows of each partition, which later rows replace."""
+    """Returns the first rows of each partition so far. Later rows may replace them."""
     name, limit = rank
     partition = over.args.get("partition_by") or []
     for one in partition:
@@ -297,7 +301,9 @@ def _sort_key(compiler: Compiler, rows: Relation, order: list[exp.Expr]) -> Sort
 
 
 def _is_first(compiler: Compiler, relation: Relation, order: exp.Order, limit: int) -> bool:
-    """Returns whether the first row of a key is final before the end of the input."""
+    """Returns whether the query reads only the first row of each key in the order of time, so that
+    this row is final before the input ends.
+    """
     (one, *more) = order.expressions
     if limit != 1 or more or one.args.get("desc"):
         return False
@@ -334,7 +340,9 @@ class _Descending:
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """The sort key of a row for ORDER BY. A part has a function, DESC and NULLS FIRST."""
+    """Computes the sort key of a row for ORDER BY. For each term of ORDER BY, `parts` has a
+    function of the row, whether it is DESC, and whether it is NULLS FIRST.
+    """
 
     parts: tuple[tuple[Callable[[Row], Any], bool, bool], ...]
 
@@ -353,7 +361,7 @@ class SortKey:
 
 @dataclass(frozen=True)
 class Best(AggregateFunction[Row, list[Row], list[Row]]):
-    """The first `n` rows in the order of `key`. Equal rows stay in order of arrival."""
+    """The first `n` rows in the order of `key`. Rows with equal keys stay in order of arrival."""
 
     n: int
     key: Callable[[Row], Any]

@@ -1,4 +1,4 @@
-"""A relation: a stream, and how a query reads its records.
+"""A relation: a stream, and the description of how queries read its records.
 
 Invariant: `reads` has an expression for each field that is not simply the field of the record with
 the same key. So a projection of plain columns costs nothing.
@@ -43,7 +43,7 @@ START, END, TIME = "window_start", "window_end", "window_time"
 CHANGE = "$change"
 """Field of the rows of a changelog: 1 for an insertion, -1 for a deletion."""
 PASSES = "$passes"
-"""Field of an update: whether the row exists."""
+"""Field of a record that replaces a row: whether the row still exists."""
 WINDOW_FIELDS = tuple(Field(name, TIMESTAMP, False, name) for name in (START, END, TIME))
 """The fields that a table function of windows adds."""
 
@@ -52,7 +52,7 @@ WINDOW_FIELDS = tuple(Field(name, TIMESTAMP, False, name) for name in (START, EN
 class Pending:
     """Windows of a table function that no operator has applied yet.
 
-    A GROUP BY, a ranking or a join applies them itself.
+    The GROUP BY, the ranking or the join that reads the relation applies them.
     """
 
     kind: str
@@ -60,13 +60,13 @@ class Pending:
     time: str
     """Key of the column that has the time of a record."""
     ends: WindowAssigner
-    """As in `Windows`."""
+    """The same as `Windows.ends`."""
     partition: tuple[str, ...] = ()
-    """Keys of the fields that a session is for."""
+    """Keys of the fields that sessions are partitioned by."""
 
     @property
     def size(self) -> int | None:
-        """Length of all windows in ms; None if it varies."""
+        """Length of each window in ms; None if it varies."""
         assigner = self.assigner
         return assigner.size if isinstance(assigner, TumblingWindows | SlidingWindows) else None
 
@@ -82,12 +82,14 @@ class Windows:
 
     start: str | None
     end: str
-    """Keys of the fields with the bounds of the window."""
+    """`start` and `end` are the keys of the fields with the bounds of the window."""
     regroup: WindowAssigner | None
-    """Windows that bring the records of one window together again; None: their fields do."""
+    """Assigner that puts the records of one window into one window again. None: a window is read
+    from the fields of each record.
+    """
     size: int | None
     """Length in ms if all windows have the same length, so that the end alone identifies a window.
-    None: the length varies.
+    None if the length varies.
     """
     ends: WindowAssigner
     """Assigner that collects the results of one window. The time of each result is the last ms of
@@ -96,16 +98,16 @@ class Windows:
 
     @property
     def assigner(self) -> WindowAssigner:
-        """Assigner of the windows to the records."""
+        """Assigner that gives each record the window to which it belongs."""
         return self.regroup or FieldWindows(self.start or "", self.end)
 
     def are_among(self, names: Collection[str]) -> bool:
-        """Returns whether the fields `names` say which window a record belongs to."""
+        """Returns whether the fields `names` identify the window of a record."""
         return self.end in names or (self.size is not None and self.start in names)
 
     def moved(self, keys: Mapping[str, str]) -> Windows | None:
-        """Returns the windows with the new keys of their fields, or None if fields that are needed
-        are left out.
+        """Returns the windows with the new keys of their fields, by old key. Returns None if a
+        field that identifies the window is left out.
         """
         start, end = keys.get(self.start or ""), keys.get(self.end)
         if end is None or not (start or (self.size and self.regroup)):
@@ -113,7 +115,9 @@ class Windows:
         return replace(self, start=start, end=end)
 
     def after(self, start: str | None, end: str) -> Windows:
-        """Returns the windows of results, with the fields `start` and `end`."""
+        """Returns the windows of the results of an operator, whose bounds are in the fields `start`
+        and `end`.
+        """
         return Windows(start, end, self.ends, self.size, self.ends)
 
 
@@ -127,45 +131,51 @@ class Relation:
     """Whether records may have more fields than are known."""
     reads: Mapping[str, Expr[Any]] = field(default_factory=dict)
     is_plain: bool = False
-    """Whether records are dicts of just the fields."""
+    """Whether records are dicts of exactly the fields."""
     times: Mapping[str, int] | None = None
-    """Fields that follow event time: the value is the time of the record plus these ms.
+    """Keys of the fields that follow event time -> number of ms that the field is later than the
+    time of the record.
 
-    None: not known, so any column may be the time.
+    None if not known, so that any column may be the time.
     """
     latest: tuple[frozenset[str], ...] = ()
-    """Fields of both sides of a join; the later one of two is the time of the pair."""
+    """After a join: for each side, the keys of its fields of event time. The later of two such
+    fields is the time of the pair.
+    """
     clock: frozenset[str] = frozenset()
-    """Keys of fields that PROCTIME() made. They have no value."""
+    """Keys of the fields that PROCTIME() computes. They are not in the records."""
     pending: Pending | None = None
     windows: Windows | None = None
     identity: tuple[str, ...] | None = None
-    """Keys of the fields that say which row a record replaces; None: records only append.
+    """Keys of the fields that identify the row that a record replaces; None if records are only
+    appended.
 
-    All records of a row come from one subtask, in order. In a changelog these fields are the key of
-    the rows; None means no key.
+    All records of one row come from one subtask, in order. In a changelog these fields are the key
+    of the rows, and None means that there is no key.
     """
     is_changelog: bool = False
     """Whether records are insertions and deletions, marked by the field CHANGE."""
     lacks: str = ""
-    """Why the rows of a changelog have no key, for an error."""
+    """Reason why the rows of a changelog have no key, for an error message."""
     stays: bool = False
     """Whether a join keeps its rows without a time to live."""
     passes: Expr[Any] | None = None
-    """Condition over a record that updates. If it is not true, the row is gone."""
+    """Condition on a record that replaces a row. If it is not true, the row is deleted."""
 
     @property
     def changes(self) -> bool:
-        """Whether rows are replaced or go."""
+        """Whether rows may be replaced or deleted."""
         return self.is_changelog or self.identity is not None
 
     @property
     def replaces(self) -> bool:
-        """Whether a record takes the place of the one with its identity."""
+        """Whether a record replaces the earlier record with the same identity."""
         return self.identity is not None and not self.is_changelog
 
     def read(self, expression: Expr[Any]) -> Expr[Any]:
-        """Returns `expression`, which reads fields by key, as an expression of a record."""
+        """Converts `expression`, which reads fields by key, to an expression that reads a
+        record.
+        """
         return substitute(expression, self.reads)
 
     @property
@@ -178,7 +188,7 @@ class Relation:
         return self.reads.get(key, Column(key))
 
     def has_time(self, key: str) -> bool:
-        """Returns whether the field may follow event time."""
+        """Returns whether the field follows event time, or may do so because this is not known."""
         return self.times is None or key in self.times
 
     def is_latest(self, node: exp.Expr) -> bool:
@@ -195,19 +205,21 @@ class Relation:
         return replace(self, stream=self.stream.filter(self.read(condition)))
 
     def passing(self, condition: Expr[Any]) -> Relation:
-        """Returns the relation whose rows are gone while the condition is not true."""
+        """Returns the relation in which a row counts as deleted while the condition is not true."""
         condition = self.read(condition)
         if self.passes is not None:
             condition = Case(((self.passes, condition),), Literal(False))
         return replace(self, passes=condition)
 
     def in_place(self) -> Relation:
-        """Returns the relation with fields that are read from the records as they are."""
+        """Returns the relation with fields that have their own expression (`Field.read`) for
+        reading a record.
+        """
         fields = tuple(replace(one, read=self.reads.get(one.key)) for one in self.fields)
         return replace(self, fields=fields)
 
     def as_rows(self) -> Relation:
-        """Returns the relation with dicts of just its fields as records."""
+        """Returns the relation whose records are dicts of exactly its fields."""
         if self.is_plain and not self.reads:
             return self
         named = {key: self.column(key) for key in self.names}
@@ -242,7 +254,9 @@ class Relation:
 
 
 def bounds_of(start: Any, end: Any) -> dict[str, Any]:
-    """Returns the fields of a window from `start` to `end`: ms, or expressions of ms."""
+    """Returns the three window fields for a window from `start` to `end`, which are ms or
+    expressions.
+    """
     return {START: start, END: end, TIME: end - 1}
 
 
@@ -266,7 +280,9 @@ def substitute(expression: Expr[Any], reads: Mapping[Any, Expr[Any]]) -> Expr[An
 
 
 def under(expression: Expr[Any], side: str | int) -> Expr[Any]:
-    """Returns the expression for pairs, whose field `side` is the record."""
+    """Converts an expression on a record to one on pairs, in which the record is the field
+    `side`.
+    """
     if isinstance(expression, Column):
         return Nested(Column(side), expression._name)
     return _rebuilt(expression, lambda child: under(child, side))
@@ -283,7 +299,9 @@ def _rebuilt(expression: Expr[Any], change: Any) -> Expr[Any]:
 
 
 def duration_ms(node: exp.Expr | None, what: str) -> int:
-    """Returns an interval in ms. Raises SqlError for anything else, named `what`."""
+    """Returns the length of an INTERVAL literal in ms. Raises SqlError, which names `what`, for
+    anything else.
+    """
     sign = 1
     while isinstance(node, exp.Neg | exp.Paren):
         sign, node = (-sign if isinstance(node, exp.Neg) else sign), node.this

@@ -1,4 +1,4 @@
-"""Aggregates from which a value can be taken back, for rows that change.
+"""Aggregates that support retraction: a value can be removed when its row is deleted or replaced.
 
 COUNT, SUM and AVG subtract. MIN, MAX and COUNT(DISTINCT) count equal values in a map of keyed
 state, and search this map only if the least or greatest value is deleted. Other aggregates are
@@ -23,18 +23,20 @@ __all__ = ["Retractable", "retractable"]
 
 
 class Retractable:
-    """An aggregate from which values can be taken back. This class itself is COUNT."""
+    """An aggregate from which values can be removed. This class itself is COUNT."""
 
     initial: Any = 0
     keeps_values = False
-    """Whether it has a map of its values in keyed state."""
+    """Whether the aggregate has a map of its values in keyed state."""
 
     def __init__(self, part: Any) -> None:
         self.part = part
         self.where = None if part.where is None else compile_predicate(part.where)
 
     def changed(self, accumulator: Any, row: Any, change: int, values: Any) -> Any:
-        """Returns the accumulator after a row came or went. `values` is the map of its values."""
+        """Returns the accumulator after a row was inserted (`change` 1) or deleted (-1). `values`
+        is the map of the aggregate's values.
+        """
         return accumulator + change if self.where is None or self.where(row) else accumulator
 
     def result(self, accumulator: Any, values: Any) -> Any:
@@ -63,12 +65,12 @@ class _OfValues(Retractable):
 
 
 class _Total(_OfValues):
-    """SUM and AVG. Sums of floats are exact: otherwise the rounding by a large float would outlast
-    its deletion.
+    """SUM and AVG. Sums of floats are exact, because the rounding error of a large float would
+    otherwise remain after its deletion.
 
     The accumulator has the sum of the finite numbers, their number, how many of the numbers are
     floats, and how many are NaN, infinite, and minus infinite. The sum of floats is a numerator and
-    a denominator, because a Fraction cannot travel.
+    a denominator, because a Fraction cannot be serialized.
     """
 
     initial = (0, 0, 0, 0, 0, 0)
@@ -132,7 +134,9 @@ class _Counted(_OfValues):
         return self._after(accumulator, value, values, (count > 0, count + change > 0))
 
     def _after(self, accumulator: Any, value: Any, values: Any, there: tuple[bool, bool]) -> Any:
-        """Returns the new accumulator. `there` tells whether the value existed before and after."""
+        """Returns the new accumulator. `there` is whether the value existed before and after the
+        change.
+        """
         return accumulator - there[0] + there[1]
 
 
@@ -150,9 +154,9 @@ class _Extreme(_Counted):
 
 
 class _Kept(_OfValues):
-    """Any other aggregate. Its map has the places of each value in the order of arrival.
+    """Any other aggregate. Its map has the arrival numbers of each value.
 
-    The accumulator is the number of values that have come.
+    The accumulator is the number of values that have been inserted.
     """
 
     keeps_values = True
@@ -181,14 +185,14 @@ class _Kept(_OfValues):
 
 
 def _text(value: Any) -> str:
-    """Returns a text that equal values share: 1, 1.0 and TRUE are equal, as in Python."""
+    """Returns a text that is the same for equal values: 1, 1.0 and TRUE are equal, as in Python."""
     if isinstance(value, bool | float | Decimal) and math.isfinite(value) and value == int(value):
         value = int(value)
     return repr(value)
 
 
 def retractable(part: AggregateFunction[Any, Any, Any]) -> Retractable:
-    """Returns the form of an aggregate from which a value can be taken back."""
+    """Returns the retractable form of an aggregate."""
     if isinstance(part, af.Count):
         return Retractable(part)
     if isinstance(part, af.Sum | af.Mean):

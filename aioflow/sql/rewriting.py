@@ -1,7 +1,7 @@
-"""Clauses of SELECT that other clauses express: QUALIFY, IN and EXISTS with a query, GROUPING SETS.
+"""Rewrites clauses of SELECT by other clauses: QUALIFY, IN and EXISTS with a query, GROUPING SETS.
 
-A query with one of them becomes a query without it, as a tree. Parts keep their places in the text.
-Names that begin with `$` are those that only the new query knows.
+The tree of a query with one of these clauses becomes the tree of a query without it. Nodes keep
+their places in the text. Names that the rewriting adds begin with `$`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from aioflow.sql.errors import SqlError
 __all__ = ["HIDDEN", "STAYS", "distinct_of", "rewritten"]
 
 HIDDEN = "$"
-"""Beginning of the names of relations that `*` leaves out."""
+"""Prefix of the names of relations whose columns `*` leaves out."""
 STAYS = "stays"
-"""Mark of a query whose rows are kept without a time to live."""
+"""Key in a node's `meta` that marks a query whose rows are kept without a time to live."""
 
 
 def rewritten(node: exp.Select) -> exp.Query:
-    """Returns a query of the same meaning without the clauses of this module. Raises SqlError."""
+    """Returns an equivalent query without QUALIFY, IN and EXISTS with a query, and GROUPING SETS.
+    Raises SqlError.
+    """
     if node.args.get("qualify"):
         return _without_qualify(node)
     node = _without_queries(node)
@@ -35,7 +37,7 @@ def rewritten(node: exp.Select) -> exp.Query:
 
 
 def distinct_of(node: exp.Query) -> exp.Select:
-    """Returns the query of the different rows of a query."""
+    """Returns the query SELECT DISTINCT * FROM `node`."""
     return _select([exp.Star()], exp.Subquery(this=node), distinct=exp.Distinct())
 
 
@@ -51,7 +53,8 @@ def _name(name: str) -> exp.Identifier:
 
 
 def _without_qualify(node: exp.Select) -> exp.Select:
-    """Returns the query with QUALIFY as WHERE around a subquery, which computes the OVER in it.
+    """Returns a query that has the condition of QUALIFY in WHERE. Its subquery computes the calls
+    of OVER.
 
     The subquery also selects the columns of QUALIFY that SELECT leaves out.
     """
@@ -125,7 +128,9 @@ def _without_queries(node: exp.Select) -> exp.Select:
 
 
 def _query_in(condition: exp.Expr) -> tuple[exp.Expr, bool] | None:
-    """Returns the IN or EXISTS with a query that a condition is, and whether it is negated."""
+    """If `condition` is an IN or EXISTS with a query, returns this call and whether it is
+    negated.
+    """
     negated = isinstance(condition, exp.Not)
     one = condition.this.unnest() if isinstance(condition, exp.Not) else condition
     if isinstance(one, exp.Exists) or (isinstance(one, exp.In) and one.args.get("query")):
@@ -134,7 +139,9 @@ def _query_in(condition: exp.Expr) -> tuple[exp.Expr, bool] | None:
 
 
 def _keys(call: exp.Expr, negated: bool) -> tuple[exp.Select, list[exp.Expr]]:
-    """Returns a query whose columns must equal expressions of the outer query, and these."""
+    """Returns the query of an IN or EXISTS, and the expressions of the outer query that its columns
+    must equal.
+    """
     query = (call.args["query"] if isinstance(call, exp.In) else call.this).unnest()
     if isinstance(call, exp.In) and negated:
         raise SqlError(
@@ -182,9 +189,10 @@ def _keys(call: exp.Expr, negated: bool) -> tuple[exp.Select, list[exp.Expr]]:
 
 
 def _correlated(query: exp.Select) -> list[tuple[exp.Expr, exp.Expr]]:
-    """Removes the conditions of `query` that name tables around it, which must be equalities.
+    """Removes the conditions of `query` that read tables of the outer query. They must be
+    equalities.
 
-    Returns both sides of each, that of the query first.
+    Returns both sides of each such equality, first the one of `query`.
     """
     where = query.args.get("where")
     if where is None or query.args.get("from_") is None:
@@ -221,7 +229,9 @@ def _tables(query: exp.Select) -> set[str]:
 
 
 def _outer_columns(node: exp.Expr, own: set[str]) -> list[exp.Column]:
-    """Returns the columns of tables that neither are in `own`, nor in a query within `node`."""
+    """Returns the columns in `node` that are qualified by a table which is neither in `own` nor in
+    the FROM of a query within `node`.
+    """
     within = [one for one in node.find_all(exp.Select) if one.args.get("from_")]
     known = own.union(*map(_tables, within))
     columns = node.find_all(exp.Column)
@@ -236,7 +246,9 @@ def _all(conditions: Iterable[exp.Expr]) -> exp.Expr:
 
 
 def _without_sets(node: exp.Select, group: exp.Expr) -> exp.Query:
-    """Returns the UNION ALL of one query for each grouping set."""
+    """Returns the UNION ALL of a query for each grouping set, or `node` if there are no grouping
+    sets.
+    """
     parts = group.expressions
     if not any(isinstance(one, exp.GroupingSets | exp.Rollup | exp.Cube) for one in parts):
         return node
@@ -277,7 +289,8 @@ def _sets_of(node: exp.Expr) -> list[Keys]:
 
 
 def _unified(node: exp.Expr, tables: set[str]) -> exp.Expr:
-    """Returns a copy of an expression that equals those which name its columns in another way.
+    """Returns a normalized copy of an expression: two expressions that name the same columns
+    differently (`t.x`, `X`) get equal copies.
 
     `tables` has the name of the table in FROM if it is the only one.
     """

@@ -1,4 +1,4 @@
-"""Rows of the elements of a connector, and elements of rows, for tables of CREATE TABLE."""
+"""Converts elements of a connector to rows, and rows to elements, for tables of CREATE TABLE."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def rows_of_change(
     decode: Callable[[Any], Change[dict[str, Any]] | None] | None,
     element: Any,
 ) -> list[dict[str, Any]]:
-    """Returns the records of a change: rows with their columns, and deletions with their key.
+    """Returns the records of a change: for a row all its columns, for a deletion only its key.
 
-    `decode` makes the change of an element, which is the change itself without it.
+    `decode` converts the element to a change; None means that the element is a change.
     """
     change: Change[dict[str, Any]] | None = element if decode is None else decode(element)
     if change is None:
@@ -66,8 +66,8 @@ def rows_of_change(
 
 
 class CheckedRow:
-    """Makes a row of a JSON object, or of its text. Raises an error of `arguments.MALFORMED` if the
-    object is not of the types of the table, or has no event time. The sender of a posted object
+    """Converts a JSON object, or its text, to a row. Raises an error of `arguments.MALFORMED` if
+    the object does not match the column types, or has no event time. The sender of a posted object
     then gets 400.
 
     `attributes` has the attribute of `type_` for each column. `values` are expressions that read

@@ -1,8 +1,8 @@
-"""Compiles scalar expressions of SQL to expressions of the engine, and checks their types.
+"""Compiles scalar SQL expressions to expressions of the engine, and checks their types.
 
-A node becomes an operation of expressions if that operation means the same in SQL, otherwise an
-`Apply` of a function of `sql.values`. So one compiled expression serves rows and columns. Decision
-26 defines each operation.
+A node becomes an engine operation if that has the same meaning in SQL, otherwise an `Apply` of a
+function of `sql.values`. So one compiled expression serves rows and columns. Decision 26 defines
+each operation.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class UserFunction:
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The functions of the user by their names, which are found in any case."""
+    """The user's functions by name. The names are not case-sensitive."""
 
     by_name: Mapping[str, UserFunction] = field(default_factory=dict)
 
     def find(self, node: exp.Expr) -> UserFunction | None:
-        """Returns the user's function that `node` calls, or None if it calls a function of SQL."""
+        """Returns the user's function that `node` calls, or None if it calls an SQL function."""
         if not self.by_name:
             return None
         folded = {name.casefold(): one for name, one in self.by_name.items()}
@@ -97,7 +97,7 @@ def async_calls(node: exp.Expr, functions: Functions) -> list[exp.Expr]:
 
 
 def compile_scalar(node: exp.Expr, scope: Scope, functions: Functions) -> Scalar:
-    """Compiles a scalar expression. Raises SqlError at the node that has no meaning."""
+    """Compiles a scalar expression. Raises SqlError at a node that is invalid or not supported."""
     return _Compiler(scope, functions).compile(node)
 
 
@@ -173,7 +173,8 @@ class _Compiler:
     def _unified(
         self, given: Sequence[Scalar], node: exp.Expr, convert: bool = True
     ) -> tuple[list[Expr[Any]], SqlType, bool]:
-        """Returns the operands as values of their common type, the type, and whether any is NULL.
+        """Returns the operands converted to their common type, this type, and whether any operand
+        may be NULL.
 
         Without `convert`, numbers that Python compares exactly are not converted.
         """
@@ -203,7 +204,7 @@ class _Compiler:
         return expressions, kind, any(one.nullable for one in given)
 
     def _read(self, text: Scalar, kind: SqlType, node: exp.Expr) -> Scalar:
-        """Returns a literal text as a value of the type `kind`."""
+        """Converts a literal text to the type `kind`."""
         try:
             constant = compile_row(cast(text, kind, True, node).expression)({})
         except ValueError as error:
@@ -213,7 +214,7 @@ class _Compiler:
         return literal(kind, constant)
 
     def _as(self, letter: str, given: Scalar, name: str, node: exp.Expr) -> Scalar:
-        """Returns an argument of the function `name`, converted to the kind that `letter` names."""
+        """Returns an argument of the function `name`, converted to a type that `letter` allows."""
         kinds = LETTERS[letter]
         if letter not in "ACS" and given.type == STRING and given.constant is not None:
             given = self._read(given, kinds[0], node)
@@ -571,7 +572,7 @@ class _Compiler:
 
 
 def _divided(sign: str, x: Expr[Any], y: Expr[Any], kind: SqlType) -> Expr[Any]:
-    """Returns the quotient or the rest of a division, with a short cut for positive operands."""
+    """Returns the expression of a quotient or remainder, with a short cut for positive operands."""
     function = v.remainder if sign == "%" else v.divide
     if kind != INTEGER:
         found = v.apply(function, x, y)
@@ -606,7 +607,9 @@ def arguments_of(node: exp.Expr) -> list[exp.Expr]:
 
 
 def _simple_like(x: Expr[Any], pattern: str) -> Expr[Any] | None:
-    """Returns a LIKE without regular expression; None if its pattern needs one."""
+    """Returns a LIKE as an expression without a regular expression; None if its pattern needs
+    one.
+    """
     inner = pattern.strip("%")
     if "_" in inner or "%" in inner or "%%" in pattern or not inner:
         return None
@@ -626,7 +629,9 @@ def _unit(node: exp.Expr | None) -> str:
 
 
 def _months(node: exp.Expr) -> int | None:
-    """Returns the months of an INTERVAL literal in calendar units, else None."""
+    """Returns the number of months of an INTERVAL literal in calendar units, None for other
+    nodes.
+    """
     if not isinstance(node, exp.Interval) or not isinstance(node.this, exp.Literal):
         return None
     unit, count = _unit(node.args.get("unit")), node.this.name.strip()

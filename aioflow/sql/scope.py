@@ -1,7 +1,7 @@
 """Names and types: the fields of a relation, how a query finds them, and the schemas of streams.
 
-A name must match exactly, or one name alone without case. A relation without known fields is open:
-each name is a field of type ANY.
+A name must match exactly, or match only one field if case is ignored. A relation without known
+fields is open: each name is a field of type ANY.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Field:
     key: str
     """Name in the dict of a row."""
     read: Expr[Any] | None = None
-    """How the field is read from a record, if not by its key."""
+    """Expression that reads the field from a record, None if it is read by its key."""
 
     @property
     def expression(self) -> Expr[Any]:
@@ -81,12 +81,12 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The column that USING makes of columns of both sides."""
+    """The column into which USING merges columns of both sides."""
 
     fields: tuple[Field, ...]
-    """All of these columns."""
+    """All columns that were merged."""
     values: tuple[Field, ...]
-    """The merged columns. The value is the first of them that is not NULL."""
+    """The columns that can give the value: the first of them that is not NULL."""
 
 
 class Scope:
@@ -101,10 +101,10 @@ class Scope:
         return self.values(column)[0]
 
     def values(self, column: exp.Column) -> tuple[Field, ...]:
-        """Returns the fields that give the value of `column`.
+        """Returns the fields from which the value of `column` is read.
 
-        It is one field, except for a column that a FULL JOIN merged. The value is then the first
-        that is not NULL. Raises SqlError at the column.
+        It is one field, except for a column that a FULL JOIN merged. Then the value is the first
+        field that is not NULL. Raises SqlError at the column.
         """
         relations: Iterable[Named] = self.relations
         if column.table:
@@ -163,7 +163,7 @@ class Scope:
 
 
 def _alike(name: str, things: Iterable[Any], name_of: Any) -> list[Any]:
-    """Returns the items with this name; if there are none, those equal without case."""
+    """Returns the items with this name. If there are none, ignores case."""
     things = list(things)
     folded = name.casefold()
     return [thing for thing in things if name_of(thing) == name] or [
@@ -204,11 +204,11 @@ class Schema:
 
     fields: tuple[Field, ...]
     datetimes: frozenset[str] = frozenset()
-    """Names of the fields that hold a datetime or a date. Queries read int milliseconds of them."""
+    """Names of the fields that hold a datetime or a date. Queries read them as int milliseconds."""
 
 
 def schema_of(declared: Any) -> Schema | None:
-    """Returns the schema that `declared` gives, or None if it gives none.
+    """Returns the schema that `declared` describes, or None if it describes none.
 
     `declared` is a dataclass, a TypedDict, a NamedTuple, a `msgspec.Struct`, a Pydantic model, an
     Arrow schema, or a dict. Values of the dict are Python types, or SQL types such as "BIGINT".
@@ -232,7 +232,7 @@ def schema_of(declared: Any) -> Schema | None:
 
 
 def type_of_hint(hint: Any) -> tuple[SqlType, bool]:
-    """Returns the type that an annotation of Python means, and whether it allows None."""
+    """Returns the SQL type for a Python annotation, and whether the annotation allows None."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Annotated, typing.Required, typing.NotRequired):
         return type_of_hint(arguments[0])

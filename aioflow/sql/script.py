@@ -1,8 +1,8 @@
-"""Entry points of SQL: `sql` gives the stream of a query, `script` carries out the statements of
-a script.
+"""Entry points of SQL: `sql` returns the stream of a query, `script` executes the statements of a
+script.
 
-A script is one job. Its tables are made when they are created, its sources when a query reads
-them, and the sink of a table behind all of its INSERTs.
+A script is one job. CREATE TABLE checks a table. Its source is added when a query reads the table,
+and its sink after all of its INSERTs.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ Result = sources.QueryStream | sources.UpdateStream | sources.ChangeStream
 P = ParamSpec("P")
 T = TypeVar("T")
 OfText = Callable[Concatenate[Any, str, P], T]
-"""A function of a flow and the text of a query."""
+"""A function whose first arguments are a flow and the text of a query."""
 
 
 def _with_errors(call: str) -> Callable[[OfText[P, T]], OfText[P, T]]:
-    """Makes a decorator that gives the errors of a query its text, for the function `call`."""
+    """Returns a decorator that puts the text of the query into its errors. `call` is the name of
+    the decorated function in errors.
+    """
 
     def decorated(function: OfText[P, T]) -> OfText[P, T]:
         @wraps(function)
@@ -105,7 +107,8 @@ def script(
 ) -> Script:
     """Adds the INSERTs of a script to the flow. See `Flow.sql_script`.
 
-    `console` gets the streams of SELECT and the texts of EXPLAIN, which are errors without it.
+    `console` gets the streams of SELECT and the texts of EXPLAIN. Without it these statements are
+    errors.
     """
     compiler = Compiler(flow, _functions(functions or {}), ttl, updates=True)
     planner = Script(_relations(flow, tables, schemas or {}), compiler)
@@ -209,17 +212,19 @@ class CreatedView(View):
 
 
 class Script(Planner):
-    """Carries out the statements of a script, and keeps the tables and views that they define."""
+    """Executes the statements of a script, and keeps the tables and views that they define."""
 
     def __init__(self, tables: Mapping[str, Relation], compiler: Compiler) -> None:
         super().__init__(tables, compiler)
         self.inserts: dict[CreatedTable, list[Relation]] = {}
         """The rows of all INSERTs into each table."""
         self.shown: list[int] = []
-        """Nodes of the graph that give the rows of a SELECT."""
+        """Nodes of the graph that emit the rows of a SELECT for the console."""
 
     def run(self, statements: Sequence[exp.Expr]) -> Result:
-        """Returns the stream of the last statement; those before it are views."""
+        """Returns the stream of the last statement. The earlier statements define tables and
+        views.
+        """
         if not statements:
             raise SqlError("sql() got an empty text, expected a SELECT")
         *before, last = statements
@@ -313,7 +318,7 @@ class Script(Planner):
         return sources.QueryStream(relation if relation.is_open else relation.as_rows())
 
     def _plan(self, statements: Sequence[exp.Expr]) -> str:
-        """Returns how a flow with only these statements would run."""
+        """Returns the plan of a flow with only these statements, as text."""
         flow = type(self.compiler.flow)(self.compiler.flow.name)
         compiler = Compiler(flow, self.compiler.functions, self.compiler.ttl, updates=True)
         plan = _Plan()
@@ -364,7 +369,7 @@ class Script(Planner):
         return f"insert-{table.name}"
 
     def defined(self, node: exp.Expr) -> bool:
-        """Carries out CREATE or SET, and returns whether the statement is one."""
+        """Executes a CREATE or SET. Returns False for any other statement."""
         if isinstance(node, exp.Set):
             self._set(node)
         elif isinstance(node, CreateTable):
@@ -388,7 +393,7 @@ class Script(Planner):
         return True
 
     def _checked(self, view: View) -> None:
-        """Plans a view, so that its errors come at CREATE VIEW. Its rows may change."""
+        """Plans a view, so that its errors are raised by CREATE VIEW. Its rows may change."""
         outer, self.compiler.updates = self.compiler.updates, self.compiler.updates or True
         try:
             view.relation()
@@ -408,11 +413,11 @@ class Script(Planner):
         self.compiler.ttl = pair.expression.name
 
     def _bound_alone(self, node: exp.Expr, name: str, fields: tuple[Field, ...]) -> exp.Expr:
-        """Returns an expression of a computed column, bound to the columns of its table."""
+        """Returns the expression of a computed column, bound to the columns of its table."""
         return self._bind(node, Scope([Named(name, fields)]))
 
     def check_read(self) -> None:
-        """Raises GraphError if a table that the program gave is not read."""
+        """Raises GraphError if no statement reads a table that the program has passed."""
         unread = [name for name in self.given if name not in self.read]
         if unread:
             raise GraphError(
@@ -422,10 +427,10 @@ class Script(Planner):
 
 
 def name_states(graph: StreamGraph, first: int, prefix: str = "") -> None:
-    """Gives a uid to each operator with state that a query has added.
+    """Sets the uid of each stateful operator that a query has added.
 
     `first` is the number of the query's first node. A uid is made of `prefix`, the kind of the
-    operator, its keys, its computation, and the operators with state before it. Conditions, columns
+    operator, its keys, its computation, and the stateful operators before it. Conditions, columns
     of SELECT and other queries do not change the uid.
     """
     used = {one.uid for one in graph.nodes.values()}
@@ -448,7 +453,7 @@ def name_states(graph: StreamGraph, first: int, prefix: str = "") -> None:
 
 
 def deepest(text: str) -> tuple[int, int]:
-    """Returns the place in the text with the most open parentheses."""
+    """Returns the offsets of the most deeply nested parenthesis in the text."""
     depth = most = place = 0
     for number, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")

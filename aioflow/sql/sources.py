@@ -1,4 +1,4 @@
-"""Streams and tables as relations, with the columns and times that a flow knows."""
+"""Streams and tables as relations, with the columns and fields of event time that a flow knows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Table(Relation):
     """A bounded table in which a join looks up rows."""
 
     stream: Any = None
-    """None: `streamed` makes a stream of the rows."""
+    """Always None: `streamed` makes a stream of the rows."""
     rows: tuple[Any, ...] = ()
 
     def streamed(self, flow: Any) -> Relation:
@@ -44,7 +44,9 @@ class Table(Relation):
 
 
 class QueryStream(DataStream[dict[str, Any]]):
-    """The stream of a query. Another query can read it with its types, times and windows."""
+    """The stream of a query. Another query that reads it knows its types, event time and
+    windows.
+    """
 
     def __init__(self, relation: Relation) -> None:
         super().__init__(relation.stream.flow, relation.stream.upstreams)
@@ -52,7 +54,8 @@ class QueryStream(DataStream[dict[str, Any]]):
 
 
 class UpdateStream(DataStream[Upsert[dict[str, Any]]]):
-    """The stream of a query whose rows change: an upsert is a row's latest version, or its end.
+    """The stream of a query whose rows change: an upsert is the latest version of a row, or its
+    deletion.
 
     Another query can read it as a table of the latest rows.
     """
@@ -74,7 +77,7 @@ class UpdateStream(DataStream[Upsert[dict[str, Any]]]):
 
     def sink(self, sink: Any, *, parallelism: int | None = None, **options: Any) -> UpdateStream:
         """Writes the upserts. Upserts of one row stay in their order. Raises GraphError for a sink
-        of a table that would not replace rows by their key.
+        of a table that does not replace rows by their key.
         """
         as_sink(sink).check_upserts(self.relation.identity or ())
         stream = self if parallelism is None else self.key_by(key_of)
@@ -97,7 +100,7 @@ class ChangeStream(DataStream[Change[dict[str, Any]]]):
 
 
 def changelog(relation: Relation) -> Relation:
-    """Returns the relation as a changelog, from which later steps can take rows back."""
+    """Returns the relation as a changelog, in which deletions retract rows."""
     if relation.is_changelog:
         return relation
     if relation.identity is None:
@@ -113,7 +116,7 @@ NO_KEY = "a row of a stream that appends has no key"
 
 
 def _versions(relation: Relation, give: Callable[..., Any], name: str) -> Any:
-    """Returns the stream of what `give` makes of the versions of each row."""
+    """Returns the stream of the results of `give(before, after)` for each change of a row."""
     if relation.is_changelog:
         rows = relation.as_rows().stream
     else:

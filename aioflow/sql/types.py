@@ -1,9 +1,10 @@
 """The types of SQL expressions.
 
-A type says how a value stands in a row: INTEGER is int, FLOAT float, DECIMAL `decimal.Decimal`,
-STRING str, BYTES bytes, ARRAY list, MAP and ROW dict. TIMESTAMP and DATE are int milliseconds since
-the epoch in UTC (DATE: of midnight), INTERVAL is int milliseconds. NULL is None in every type.
-A bare NULL has the type NULL, and a value of unknown type has ANY: both fit everywhere.
+The type of a value determines its Python type in a row: INTEGER is int, FLOAT float, DECIMAL
+`decimal.Decimal`, STRING str, BYTES bytes, ARRAY list, MAP and ROW dict. TIMESTAMP and DATE are int
+milliseconds since the epoch in UTC (DATE: of midnight), INTERVAL is int milliseconds. NULL is None
+in every type. A bare NULL has the type NULL, and a value of unknown type has ANY. Both are accepted
+everywhere.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SqlType:
     scale: int | None = field(default=None, compare=False)
 
     def may_be(self, *kinds: SqlType) -> bool:
-        """Returns whether the type is one of `kinds`, or fits everywhere."""
+        """Returns whether the type is one of `kinds`, or NULL or ANY."""
         return self in (*kinds, ANY, NULL)
 
     def __str__(self) -> str:
@@ -75,7 +76,7 @@ ANY = SqlType("ANY")
 NULL = SqlType("NULL")
 
 NUMERIC = (INTEGER, DECIMAL, FLOAT)
-"""The types of numbers. Two of them unify to the later one."""
+"""The numeric types. The common type of two of them is the later one."""
 
 _KINDS: dict[SqlType, str] = {
     BOOLEAN: "BOOLEAN BIT",

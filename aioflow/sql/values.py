@@ -1,4 +1,4 @@
-"""Functions of plain values that SQL has and expressions lack. Each is one `Operation`.
+"""Functions on plain values that SQL has and expressions lack. Each becomes an `Operation`.
 
 No function is called with None. A value outside its domain gives None.
 """
@@ -38,7 +38,8 @@ _TIME = re.compile(
 
 
 def apply(function: Callable[..., Any], *operands: Any, **traits: Any) -> Expr[Any]:
-    """Returns the expression of `function` of the operands, which are expressions or plain values.
+    """Returns the expression that applies `function` to the operands, which are expressions or
+    plain values.
 
     `traits` are further fields of its `Operation`.
     """
@@ -63,7 +64,7 @@ def _operation(**traits: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def _finite(*numbers: Any) -> bool:
-    """Returns whether the arrays hold ints within safe bounds, or finite floats."""
+    """Returns whether all arrays hold only finite floats, or ints above -2**63."""
     import numpy as np
 
     return all(
@@ -78,7 +79,7 @@ def _finite(*numbers: Any) -> bool:
 
 
 def _divided(take: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """Computes a division on arrays: a row whose divisor is zero gives None."""
+    """Computes a division on arrays. The result is None in a row whose divisor is zero."""
     import numpy as np
 
     from aioflow.columns.numbers import remainder as remainder_of
@@ -146,7 +147,7 @@ def _rounded(x: Any) -> Any:
 
 @_operation(gives_none=True, arrays=functools.partial(_divided, _remainders))
 def remainder(a: Any, b: Any) -> Any:
-    """Returns the rest of a truncating division, with the sign of `a`."""
+    """Returns the remainder of a truncating division, with the sign of `a`."""
     if b == 0:
         return None
     if type(a) is float or type(b) is float:
@@ -158,7 +159,7 @@ def remainder(a: Any, b: Any) -> Any:
 
 @_operation(gives_none=True, arrays=functools.partial(_divided, _quotients))
 def divide(a: Any, b: Any) -> Any:
-    """Returns the quotient. That of two ints is truncated towards zero."""
+    """Returns the quotient. For two ints it is truncated towards zero."""
     if b == 0:
         return None
     if type(a) is int and type(b) is int:
@@ -171,7 +172,7 @@ def quotient(a: Any, b: Any) -> Any:
 
 
 def total(a: Any, b: Any) -> Any:
-    """Returns the sum of both. Python would round that of Decimals to 28 digits."""
+    """Returns the sum. Python's `+` would round a sum of Decimals to 28 digits."""
     return EXACT.add(a, b) if type(b) is Decimal else a + b
 
 
@@ -180,7 +181,7 @@ def mean(values: list[Any]) -> Any:
 
 
 def median(values: list[Any]) -> Any:
-    """Returns the median. That of ints is a float, as their mean is."""
+    """Returns the median. For ints it is a float, as their mean is."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return mean(ordered[half - 1 + len(ordered) % 2 : half + 1])
@@ -239,7 +240,7 @@ def _whole(function: Callable[[Any], int], x: Any) -> Any:
 
 
 def real(function: Callable[..., float], *given: Any) -> float | None:
-    """Returns `function` of numbers: None outside its domain, infinite on overflow."""
+    """Returns `function` of the numbers: None outside its domain, infinity on overflow."""
     try:
         return function(*given)
     except (ValueError, ZeroDivisionError):
@@ -254,7 +255,7 @@ def logarithm(base: float, x: float) -> float:
 
 @_operation()
 def truncate_digits(x: Any, digits: int = 0) -> Any:
-    """Rounds towards zero to `digits` decimals, or, if negative, to a power of ten."""
+    """Rounds towards zero to `digits` decimals. Negative `digits` round to a power of ten."""
     if type(x) is int:
         rest = abs(x) % 10 ** max(-digits, 0)
         return x - rest if x > 0 else x + rest
@@ -283,7 +284,7 @@ def least(*values: Any) -> Any:
 
 
 def like_pattern(pattern: str, escape: str | None, fold: bool) -> re.Pattern[str]:
-    """Returns the regular expression of a LIKE pattern, which is for `fullmatch`."""
+    """Returns the regular expression of a LIKE pattern, for use with `fullmatch`."""
     parts, signs = [], iter(pattern)
     for char in signs:
         if char == escape:
@@ -360,14 +361,18 @@ def joined_with(separator: str | None, *texts: str | None) -> str | None:
 
 @_operation(gives_none=True)
 def split_index(text: str, separator: str, index: int) -> str | None:
-    """Returns part `index`, counted from 0, or None, as in Flink."""
+    """Splits `text`, and returns part `index`, counted from 0; None if there is no such part, as in
+    Flink.
+    """
     parts = text.split(separator) if separator else [text]
     return parts[index] if 0 <= index < len(parts) else None
 
 
 @_operation()
 def split_part(text: str, separator: str, index: int) -> str:
-    """Returns part `index`, counted from 1, or from the end by -1; "" without such a part."""
+    """Splits `text`, and returns part `index`, counted from 1, or from the end for negative
+    numbers. Returns "" if there is no such part.
+    """
     parts = text.split(separator) if separator else [text]
     index = index - 1 if index > 0 else len(parts) + index if index else -1
     return parts[index] if 0 <= index < len(parts) else ""
@@ -429,7 +434,7 @@ def to_decimal(value: Any, strict: bool, scale: int | None = None) -> Any:
 
 @_operation()
 def decimal_of(value: Any, column: str, scale: int | None = None) -> Any:
-    """Returns the DECIMAL of a column that a connector reads."""
+    """Converts a value that a connector has read for `column` to a DECIMAL."""
     try:
         return to_decimal(value, True, scale)
     except ValueError:
@@ -440,7 +445,9 @@ def decimal_of(value: Any, column: str, scale: int | None = None) -> Any:
 
 @_operation(gives_none=True)
 def to_integer(value: Any, strict: bool) -> Any:
-    """Converts a value of any type, a float half to even, a Decimal half away from zero."""
+    """Converts a value of any type to INTEGER. A float is rounded half to even, a Decimal half away
+    from zero.
+    """
 
     def convert(value: Any) -> int:
         if isinstance(value, str) and ("_" in value or not value.isascii()):
@@ -466,7 +473,7 @@ def round_even(x: float) -> int:
 
 
 def parse_time(text: str) -> int:
-    """Returns the milliseconds of a text such as "2026-01-31 10:00:00.5+01:00"."""
+    """Returns the milliseconds since 1970 of a text such as "2026-01-31 10:00:00.5+01:00"."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r:.60} is not a time; write it as 2026-01-31 10:00:00.000")
@@ -489,14 +496,14 @@ def to_time(value: Any, strict: bool) -> Any:
 
 @_operation()
 def time_of(value: Any) -> int:
-    """Returns the milliseconds of a time: an int, a datetime, a date, or a text."""
+    """Returns the milliseconds since 1970 of a time: an int, a datetime, a date, or a text."""
     return parse_time(value) if isinstance(value, str) else epoch_ms(value)
 
 
 @_operation()
 def debezium_time(value: Any, column: str, is_date: bool) -> int:
-    """Returns the milliseconds of a time of Debezium. Without a schema a date is a number of days,
-    and the unit of other numbers is not known.
+    """Returns the milliseconds since 1970 of a time in a Debezium message. Without a schema, a date
+    is a number of days, and the unit of other numbers is not known.
     """
     if type(value) is not int:
         ms: int = time_of(value)
@@ -604,7 +611,7 @@ _JAVA_PART = re.compile(r"'([^']*)'|([A-Za-z])\2*|[^A-Za-z']")
 
 
 def java_pattern(pattern: str) -> str:
-    """Returns the pattern of `strftime` for one of Java's DateTimeFormatter. Raises ValueError."""
+    """Converts a pattern of Java's DateTimeFormatter to one of `strftime`. Raises ValueError."""
     made = []
     for found in _JAVA_PART.finditer(pattern):
         part = found[0]
@@ -621,7 +628,7 @@ def java_pattern(pattern: str) -> str:
 
 @_operation()
 def format_time(ms: int, pattern: str) -> str:
-    """Formats a time by a pattern of C; `%g` are its milliseconds, as in DuckDB."""
+    """Formats a time by a `strftime` pattern. `%g` stands for the milliseconds, as in DuckDB."""
     return _datetime(ms).strftime(pattern.replace("%g", f"{ms % 1000:03}"))
 
 
@@ -660,9 +667,10 @@ def json_path(path: str) -> tuple[str | int, ...]:
 
 
 def json_value(steps: tuple[str | int, ...], scalar: bool, text: str) -> str | None:
-    """Returns the value that `steps` lead to in the JSON `text`, as text. None if there is none.
+    """Returns, as text, the value at the path `steps` in the JSON `text`. Returns None if there is
+    no value.
 
-    With `scalar`, an object, a list and a null are None, too.
+    With `scalar`, also returns None for an object, a list and a null.
     """
     try:
         found = json.loads(text)

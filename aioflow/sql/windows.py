@@ -37,7 +37,7 @@ class CumulativeWindows:
 
 @dataclass(frozen=True, slots=True)
 class FieldWindows:
-    """Assigner of the window that a record names in two of its fields."""
+    """Assigner of the window whose bounds are in two fields of the record."""
 
     start: str
     end: str
