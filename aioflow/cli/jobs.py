@@ -316,7 +316,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
     async def cancel(client: ClusterClient) -> int:
         line = await _job(client, arguments.job)
         if line.status.is_terminal:
-            _had_ended(line, "cancelled")  # It runs no more, as was wanted.
+            _had_ended(line, "cancelled")  # It has ended, as the user wanted.
         else:
             line = await client.follow(
                 line.job_id, RETURN_TIMEOUT_S, partial(client.cancel, line.job_id)

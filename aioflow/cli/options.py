@@ -57,7 +57,7 @@ FLAGS = {
     **{
         setting.option: f"--{name}"
         for name, setting in RUN_SETTINGS.items()
-        if name not in ("restart", "state", "timeout", "strict")  # Other calls have these too.
+        if name not in ("restart", "state", "timeout", "strict")  # Other calls have these, too.
     },
     "allow_non_restored": "--allow-non-restored",
     "allow_plaintext": "--allow-plaintext",

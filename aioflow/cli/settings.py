@@ -116,7 +116,7 @@ def _check_table(settings: Settings, arguments: argparse.Namespace) -> None:
     if "conf" in arguments:
         known |= {*CONFIGURATION}
     for name, found in settings.tables.get(arguments.command, {}).items():
-        given = name.replace("-", "_") in arguments  # As an argument, which counts.
+        given = name.replace("-", "_") in arguments  # Given as an argument, which takes precedence.
         if name not in known and not given and arguments.command != "cluster":
             raise UsageError(
                 f"{found.origin}: aioflow {arguments.command} has no --{name}"

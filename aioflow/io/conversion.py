@@ -183,7 +183,7 @@ def _has_fields(hint: Any) -> bool:
 def _annotations(cls: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(cls)
-    except (NameError, TypeError):  # A class of a function, say: its fields stay as they are.
+    except (NameError, TypeError):  # Such as a class in a function: not renamed.
         return {}
 
 
@@ -206,7 +206,7 @@ def _renamer(hint: Any, known: dict[type[Any], list[Renamer]]) -> Renamer | None
         return lambda value: made[0](value)
     inner = [renamer for part in typing.get_args(hint) if (renamer := _renamer(part, known))]
     if len(inner) != 1:
-        return lambda value: value  # Which of the classes it is shows only later.
+        return lambda value: value  # The class is not known before decoding.
     rename, origin = inner[0], typing.get_origin(hint)
     if not isinstance(origin, type) or origin is types.UnionType:
         return rename
@@ -429,7 +429,7 @@ def namedtuple_reader(type_: Any) -> Callable[[bytes | str], Any]:
     # msgspec decodes a NamedTuple from an array, but JSON contains objects more often.
     read, make = msgspec.json.Decoder().decode, namedtuple_from(type_)
     struct, defaults = struct_like(type_), type_._field_defaults.values()
-    # The Struct would share a default that can change.
+    # The Struct would share a mutable default between records.
     shares = not all(isinstance(one, _SCALARS) for one in defaults)
     if struct is None or shares or not are_plain(hints_of(type_).values()):
         return lambda data: make(read(data))
@@ -437,8 +437,8 @@ def namedtuple_reader(type_: Any) -> Callable[[bytes | str], Any]:
     of_array = msgspec.json.Decoder(type_).decode
 
     def of_json(data: bytes | str) -> Any:
-        # The Struct skips fields that the type does not have, even a number beyond all floats. So
-        # a line gives the same record as among other lines, which are read at once.
+        # The Struct skips fields that the type lacks, even a number too large for a float. So a
+        # single line gives the same record as in a block that is decoded at once.
         for decode in (of_object, of_array):
             try:
                 found = decode(data)
@@ -482,7 +482,7 @@ def value_maker(type_: Any) -> Callable[[dict[str, Any]], Any] | None:
 
     def make_with_bools(row: dict[str, Any]) -> Any:
         for name in bools:
-            # The value itself may be 1.0 or a Decimal, which are no bools.
+            # Only ints: 1.0 or a Decimal is no bool.
             if type(value := row.get(name)) is int and value in (0, 1):
                 row = {**row, name: bool(value)}
         return make(row)

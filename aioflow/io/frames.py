@@ -51,7 +51,7 @@ def frame_source(what: Any) -> ArrowTable:
     libraries = {base.__module__.partition(".")[0] for base in type(what).__mro__}
     if "polars" in libraries:
         for name, kind in what.schema.items():
-            if str(kind) == "Object":  # Arrow would get the addresses of the objects.
+            if str(kind) == "Object":  # Arrow would only get their addresses.
                 raise GraphError(
                     f"flow.source got a {named} with Python objects in column {name!r}, "
                     "which Arrow does not have: write flow.source(rows) with a list of records"
@@ -93,7 +93,7 @@ def frame_source(what: Any) -> ArrowTable:
         )
     for at, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type) and field.type.value_type == pa.string_view():
-            # Arrow cannot look up views, in which polars keeps its categories.
+            # polars stores categories as string views, in which Arrow cannot look up values.
             kind = pa.dictionary(field.type.index_type, pa.large_string())
             table = table.set_column(at, field.name, table.column(at).cast(kind))
     return ArrowTable(table.replace_schema_metadata(None))

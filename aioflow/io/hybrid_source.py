@@ -269,7 +269,7 @@ class HybridReader(BaseReader[Any]):
         self._end = end
         source = self._second().own()
         splits = await discover_splits(source, self._ctx.host)
-        # Until the second source can be read, the position is a position of the first source.
+        # Until the second source can be read, `position` returns a position of the first source.
         await self._read(source, splits, second=True)
         await before.close()
 

@@ -138,7 +138,7 @@ class Journal:
             ) from error
 
     async def _load(self, host: Host, start: int) -> tuple[int, list[Element]]:
-        self._files.clear()  # Of a call that failed.
+        self._files.clear()  # Left by a previous call that failed.
         if self._beside is not None:
             await self._check_others(host, *self._beside)
         names = await self._names(host, self._directory)
@@ -180,7 +180,7 @@ class Journal:
             return
         for name, is_directory in await host.fs.scan(directory):
             if not is_directory or name in known or name.endswith(GOES_ON):
-                continue  # A name that goes on is of a uid too long to look for.
+                continue  # The name of a long uid is split over several levels.
             other = f"{directory}/{name}"
             names = await self._names(host, other)
             if names and self._earlier is Earlier.REMOVE:
@@ -353,7 +353,8 @@ class Journal:
             self._files.append(file)
         covered = self._covered
         try:
-            # Each is on disk before the next: a crash cuts off the last one only.
+            # Each frame is on disk before the next is written, so a crash cuts off only the last
+            # one.
             for frame in self._encoded(pending) or [b""]:
                 await host.fs.append(file.path, frame, sync=True)
             if is_new:

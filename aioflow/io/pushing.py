@@ -193,7 +193,7 @@ class PushInlet(Generic[T]):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     if not TYPE_CHECKING:
-        # Type checkers do not see this method, so that they report a wrong `await`.
+        # Hidden from type checkers, so that they report a wrong `await`.
 
         def __await__(self) -> Never:
             raise TypeError(

@@ -281,7 +281,7 @@ async def committed_offsets(
     request = OffsetFetchRequest(group, None if asked is None else list(asked.items()))
     admin = await start_admin(config)
     try:
-        # Not by list_consumer_group_offsets, whose answer is {} for an error of the group.
+        # list_consumer_group_offsets is not used, because it returns {} for an error of the group.
         node = await admin.find_coordinator(group)
         answer = await admin._send_request(request, node)
     finally:
@@ -429,12 +429,12 @@ class KafkaPartitions:
             start = ends if config.start == "latest" else begins
             if isinstance(config.start, int):
                 found = await consumer.offsets_for_times(dict.fromkeys(partitions, config.start))
-                start = {  # Where no record is so new, the next one to be written is the first.
+                start = {  # No record is that new: begin with the next one written.
                     one: ends[one] if told is None else told.offset for one, told in found.items()
                 }
         finally:
             await undisturbed(consumer.stop())
-        # A topic that comes later has no record that the job was meant to skip.
+        # A topic created later has no record that the job was meant to skip.
         later = config.pattern is not None and self._has_looked
         positions = {
             one: (begins if later or one.topic in self._begun else start)[one] for one in partitions
@@ -515,5 +515,5 @@ class KafkaRecord(NamedTuple):
     offset: int
 
 
-# Savepoints use these names, which the first release gave.
+# Savepoints contain these module names of the first release.
 register_type(KafkaRecord, name="aioflow.io.kafka_topics:KafkaRecord")

@@ -339,7 +339,7 @@ class KafkaReader(GroupReader):
                 await undisturbed(consumer.end_offsets(list(reads)))
             if self.untold:
                 await self._tell(consumer)
-            # Without partitions it reads all.
+            # getmany without partitions reads all of them.
             some = [one for one, split_id in reads.items() if split_id not in self.held]
             if not some:
                 await asyncio.sleep(WAIT_MS / 1000)
@@ -359,7 +359,8 @@ class KafkaReader(GroupReader):
                 await self._hand_over(reads[one], records)
             for one, split_id in reads.items():
                 if self._config.bounded:
-                    # Transactions leave marks, so the end may lie after the last record.
+                    # Transaction markers also have offsets, so the end may be beyond the last
+                    # record.
                     self._next[split_id] = max(self._next[split_id], await consumer.position(one))
 
     async def _hand_over(self, split_id: str, records: Sequence[Any]) -> None:

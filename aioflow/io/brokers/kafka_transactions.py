@@ -375,7 +375,8 @@ async def commit_prepared(config: KafkaConfig, prepared: Prepared) -> None:
     if prepared.batch in names:
         return
     if (names[-1] if names else "") != prepared.previous:
-        # The id was used again after this batch, which happens once the batch is committed.
+        # The id was used again after this batch. An id is reused only after its batch was
+        # committed.
         logger.warning(
             "%r: the brokers do not remember whether the transaction %r of checkpoint %d was "
             "committed (offsets.retention.minutes); it is taken to be committed",
@@ -420,7 +421,7 @@ async def _resumed(config: KafkaConfig, prepared: Prepared, *, commit: bool) -> 
     producer = await started(config, make, _own(config, prepared.id))
     try:
         await producer.begin_transaction()
-        producer._txn_manager.consumer_group_added(prepared.id)  # An empty one would not be ended.
+        producer._txn_manager.consumer_group_added(prepared.id)  # aiokafka ends no empty one.
         await (producer.commit_transaction if commit else producer.abort_transaction)()
     finally:
         await undisturbed(producer.stop())

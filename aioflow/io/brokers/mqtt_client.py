@@ -278,7 +278,8 @@ class Connection:
         """Ends the connection."""
         if not self.ended.done() and self._sock is not None:
             self.client.disconnect()
-            await wait_first([self.ended], timeout_s=CLOSE_TIMEOUT_S)  # DISCONNECT is written.
+            # Until DISCONNECT is written.
+            await wait_first([self.ended], timeout_s=CLOSE_TIMEOUT_S)
         self._end(None)
         self._forget_socket()
         if (sock := self.client.socket()) is not None:
@@ -293,7 +294,7 @@ class Connection:
             else:
                 self._loop.add_reader(self._sock, self._read)
 
-    # Callbacks of paho. Those of the socket may come from the thread that connects.
+    # Callbacks of paho. The socket callbacks may be called in the thread that connects.
 
     def _on_socket_open(self, client: Any, data: Any, sock: Any) -> None:
         self._loop.call_soon_threadsafe(self._watch, sock.fileno())

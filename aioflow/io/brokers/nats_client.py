@@ -121,7 +121,7 @@ async def connect(config: NatsConfig) -> Any:
             try:
                 await client.close()  # Otherwise the socket stays open after a refusal.
             except (AssertionError, AttributeError):
-                pass  # Not connected, or, before nats-py 2.15, the connecting failed.
+                pass  # Never connected, or nats-py before 2.15 failed to connect.
 
 
 def is_away(error: BaseException) -> bool:

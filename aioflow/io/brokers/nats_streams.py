@@ -236,8 +236,8 @@ class _NatsReader(StreamReader):
                 except TimeoutError:
                     if not client.is_connected:
                         raise Broken("the connection broke") from None
-                    # No message arrived, or the consumer does not exist any more: a restarted
-                    # server does not report that.
+                    # Either no message arrived, or the consumer is gone, which a restarted server
+                    # does not report.
                     info = await heeded(jetstream.consumer_info(split.id, made.name))
                     if (
                         end is not None

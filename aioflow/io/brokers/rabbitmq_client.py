@@ -344,7 +344,8 @@ class RabbitmqWriter(ConfirmedWriter[_Publication]):
         pending[: len(piece)] = [one for one, _ in failed]
         if not failed:
             return
-        # An error that no retry changes comes first; all others follow from the connection's end.
+        # Prefer an error that a retry cannot help: the others are consequences of the closed
+        # connection.
         errors = [error for _, error in failed if isinstance(error, Exception)]
         error = next((one for one in errors if not is_away(one)), errors[0] if errors else None)
         if error is None:
@@ -353,7 +354,7 @@ class RabbitmqWriter(ConfirmedWriter[_Publication]):
 
         if isinstance(error, PublishError):
             key = next(one.routing_key for one, answer in failed if answer is error)
-            if not config.exchange:  # The key names a queue, which the server may still recover.
+            if not config.exchange:  # The server may still be recovering the queue.
                 await existing(self._connection, key)
             where = f"the exchange {config.exchange!r}" if config.exchange else "a queue name"
             raise GraphError(

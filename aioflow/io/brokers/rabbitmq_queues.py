@@ -268,7 +268,7 @@ async def last_offset(connection: Any, stream: str) -> int | None:
     finally:
         if not channel.is_closed:
             await channel.queue_declare(stream, passive=True)
-    await asyncio.sleep(0)  # The tasks of the last messages run.
+    await asyncio.sleep(0)  # Lets the tasks of the last messages run.
     await channel.close()
     return max(offsets, default=None)
 
@@ -308,8 +308,8 @@ class _RabbitmqReader(AcknowledgingReader):
             whole if config.records else plain,
             config.on_error,
             prepare=None if prepare is None else fetch,
-            # The window of the server is the bound, and `put` must never wait: it would hold up
-            # the acknowledgements.
+            # `prefetch` already bounds the buffer, and `put` must never wait, because it would
+            # delay the acknowledgements.
             capacity=1 << 60,
         )
         self._config = config
@@ -486,7 +486,7 @@ class _RabbitmqReader(AcknowledgingReader):
     async def _end_if_empty(self, queue: str, channel: Any) -> None:
         """Ends the split if no message waits in the queue."""
         declared = await channel.queue_declare(queue, passive=True)
-        await asyncio.sleep(0)  # The tasks of messages that came before the answer run.
+        await asyncio.sleep(0)  # Lets the tasks of earlier messages run.
         if declared.message_count == 0 and not self._arrived:
             await channel.basic_cancel(queue)
             self._ended.add(queue)

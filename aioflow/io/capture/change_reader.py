@@ -232,7 +232,7 @@ class ChangeReader(StreamReader):
         ranges: list[list[Any]] = []
         if self.behind is not None:
             ranges, interrupted, key, read_as_of = self.behind[2:6]
-            # A table without a key that can be compared is read again, from its beginning.
+            # A table without a comparable key is read again from its beginning.
             ranges = [*ranges, [interrupted, key, read_as_of if key else start]]
         for table in tables:
             read_before = [last for name, last, _ in ranges if name == table.name]
@@ -311,7 +311,7 @@ class ChangeLog:
         if self._ranges is not None and place >= self._ranges.end:
             self._ranges = self._told_ranges = None
         self.done = place
-        # The server sends a transaction again until it was read to its end.
+        # The server sends a transaction again until the reader has read it to its end.
         if self._cut < place:
             self._cut = self._count = 0
         self.behind = [LOG, place, self._cut, self._count, self._told_ranges, *self.more]

@@ -207,7 +207,7 @@ def _table_map(body: bytes) -> TableMap:
         length = int.from_bytes(described[place : place + size], "little")
         place += size
         if type_ == STRING:
-            # The first byte is the type, which lends two of its bits to the length.
+            # The first byte is the type. Two of its bits belong to the length.
             first, second = length & 0xFF, length >> 8
             if first & 0x30 != 0x30:
                 length = second | ((first & 0x30) ^ 0x30) << 4

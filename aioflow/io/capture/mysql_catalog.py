@@ -357,8 +357,8 @@ async def begin_snapshot(
         told = {name.lower(): value for name, value in rows}
         file = told["binlog_snapshot_file"]
         return file, place_of(file, int(told["binlog_snapshot_position"]))
-    # MySQL does not tell the place. While the tables are locked, all transactions that have
-    # changed them are in the log, and in the snapshot.
+    # MySQL does not report the place of a snapshot. While the tables are locked, all transactions
+    # that changed them are both in the log and in the snapshot.
     other = await MysqlConnection.open(config.dsn, config)
     try:
         await other.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")

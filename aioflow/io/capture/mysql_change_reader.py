@@ -121,7 +121,7 @@ class MysqlChangeReader(ChangeReader):
             return Change(kind, old, {}, None, None, place, timestamp_ms)
         if kind == "read":
             new = rows.values(new)
-        # The key of a row is the one before the change.
+        # `key` is the key of the row before the change.
         key = rows.key_of(new if old is None else old)
         before = None if old is None else rows.row(old)
         after = None if new is None else rows.row(new)
@@ -370,10 +370,10 @@ class _Log(ChangeLog):
         offset = self._at & ((1 << FILE_SHIFT) - 1)
         file = self._at - offset
         if kind == binlog.FORMAT and offset > 4:
-            return event  # The description of the file comes first, wherever the reading begins.
+            return event  # Sent first, wherever reading begins.
         if event.end:
             after = offset & ~0xFFFFFFFF | event.end
-            # A place in the log has 32 bits, and a file with a large transaction is longer.
+            # `event.end` has 32 bits, but a file with a large transaction may be longer.
             offset = after if after >= offset else after + (1 << 32)
         else:
             offset += len(payload) - 1

@@ -134,7 +134,7 @@ class MysqlChanges(MysqlChangesConfig, BaseSource[Change[T]]):
             tables = await load_tables(connection, self)
             await check_tables(connection, self, tables)
             file, place = await log_end(connection, self)
-            # The server tells only then whether the user may read the log.
+            # Only the attempt to read shows whether the user may read the log.
             offset = place & ((1 << FILE_SHIFT) - 1)
             stream = await BinlogStream.open(connection, file, offset, self.server_id, waits=False)
             await stream.take()

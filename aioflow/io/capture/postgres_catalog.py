@@ -140,7 +140,7 @@ async def _make_publication(connection: Any, config: PostgresChangesConfig) -> N
         for name in config.tables
     ]
     for oid, name in zip(oids, config.tables, strict=True):
-        # A publication of such a table would make the UPDATEs of other programs fail.
+        # If a table without replica identity is published, UPDATEs of other programs fail.
         if not await connection.fetchval(
             "SELECT relreplident <> 'n' AND (relreplident <> 'd' OR EXISTS (SELECT FROM pg_index "
             "WHERE indrelid = pg_class.oid AND indisprimary)) FROM pg_class WHERE oid = $1",

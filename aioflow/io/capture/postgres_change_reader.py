@@ -160,7 +160,7 @@ class PostgresChangeReader(ChangeReader):
         self._tables: dict[tuple[str, str], Table] = {}
         self._types: dict[int, PgType] = {}
 
-    # What the engine calls.
+    # Methods that the engine calls.
 
     async def open(self, splits: Sequence[Split]) -> None:
         await super().open(splits)
@@ -199,11 +199,11 @@ class PostgresChangeReader(ChangeReader):
                 )
             else:
                 after, unchanged = rows.partial(new)
-        # The key of a row is the one before the change.
+        # `key` is the key of the row before the change.
         key = rows.key_of(new if old is None else old)
         return Change(kind, rows.table, key, before, after, place, timestamp_ms, unchanged)
 
-    # What the task calls.
+    # Methods that the reading task calls.
 
     def is_away(self, error: Exception) -> bool:
         return is_away(error)

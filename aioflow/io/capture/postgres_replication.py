@@ -91,7 +91,7 @@ class ReplicationConnection:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        # The one private name: asyncpg has no other way to its socket.
+        # The only private attribute: asyncpg offers no other access to its socket.
         self._transport = connection._transport
         self._frames = Frames(self._transport, _complete)
         self._transport.set_protocol(self._frames)

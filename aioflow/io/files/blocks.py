@@ -178,7 +178,8 @@ class BlockFile:
         self._fs = fs
         self._part = part
         self._skip_first = offset is None and part.start > 0
-        # From one byte before: if that is a line end, the first line here is ours.
+        # Reading starts one byte earlier. If this byte is a line end, the line at `start` belongs
+        # to this part.
         self._offset = part.start - 1 if self._skip_first else offset or 0
         self._line = line if offset is not None else (0 if part.start == 0 else None)
         self._block_bytes = block_bytes
@@ -198,7 +199,7 @@ class BlockFile:
             return self._read_block()
         except DAMAGED as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # An error of the disk, whose message names the file.
+                raise  # A disk error, which names the file.
             raise ValueError(
                 f"{self._part.path} cannot be uncompressed behind byte {self._offset} of its "
                 f"content: {error}; "

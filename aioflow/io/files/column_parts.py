@@ -81,7 +81,8 @@ class ColumnPartWriter(PartWriter):
         self._start_age()
 
     async def _flush(self) -> None:
-        # The lock of the part is held: records that arrive meanwhile belong to the next page.
+        # The caller holds the lock of the part. Records that arrive meanwhile belong to the next
+        # page.
         held, self._held, self._held_rows = self._held, [], 0
         self.full = False
         tables = arrow_tables(held)
@@ -139,8 +140,8 @@ class ColumnPartWriter(PartWriter):
         try:
             fitted = table.cast(self._schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
-            # The values do not fit the columns of this file, or Arrow cannot cast their types.
-            # So the table begins the next file, as one does whose conversion would lose data.
+            # The values do not fit the columns of this file, or Arrow cannot cast their types. The
+            # table then begins the next file, as does a table whose conversion would lose data.
             pass
         else:
             if all(

@@ -148,7 +148,7 @@ def _records(data: bytes, delimiter: str) -> tuple[int, list[int] | None] | None
     # mark belongs to the data.
     if (
         not data
-        # The csv module refuses a field that is so long.
+        # The csv module would refuse a field of this length.
         or len(data) > csv.field_size_limit()
         or data.startswith(BOM)
         or b"\0" in data
@@ -164,7 +164,7 @@ def _records(data: bytes, delimiter: str) -> tuple[int, list[int] | None] | None
         return data.count(b"\n") + (not data.endswith(b"\n")), None
     marks = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(marks == _NEW_LINE)
-    lines = np.arange(1, len(ends) + 1)  # The line behind each end.
+    lines = np.arange(1, len(ends) + 1)  # The line after each end.
     quotes = np.flatnonzero(marks == _QUOTE)
     if len(quotes):
         if not _enclose_fields(marks, quotes, ord(delimiter)):
@@ -174,7 +174,7 @@ def _records(data: bytes, delimiter: str) -> tuple[int, list[int] | None] | None
     begins, firsts = np.append(0, ends + 1), np.append(0, lines)
     ends = np.append(ends, len(data))
     lengths = ends - begins
-    # The last one may be behind the last line end.
+    # The last record may have no line end.
     lengths[:-1] -= marks[begins[:-1]] == _RETURN
     return int(np.count_nonzero(lengths)), firsts[lengths > 0].tolist()
 

@@ -276,7 +276,8 @@ class CsvDecoder:
         found = io.StringIO(text, newline="\n")
         try:
             if '"' not in text:
-                # Then each record is one line. The csv module is still the fastest way to split it.
+                # Without quotes each record is one line. The csv module is still the fastest way to
+                # split it.
                 rows = list(csv_module.reader(found, delimiter=self._delimiter))
                 return [(i, row) for i, row in enumerate(rows) if row], [], None, clean
         except csv_module.Error:

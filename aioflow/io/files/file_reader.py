@@ -267,7 +267,7 @@ class FileReader(BaseReader[Any]):
         while not final:
             block = await self._ahead.blocking(file.read)
             final = block.final
-            # A file that is followed is never over: a record in several lines may be completed
+            # A followed file has no final block, because a record in several lines may be completed
             # later.
             await self.put(split.id, part.path, block._replace(final=False) if tail else block)
         file.close()
@@ -488,7 +488,7 @@ class FollowReader(FileReader):
         if not found and not self._is_missed:
             await self._note_missing()
         changed: dict[str, tuple[FilePart, tuple[int, int]]] = {}
-        others: list[str] = []  # Paths of new files, and paths at which another file was known.
+        others: list[str] = []  # Paths of new and of replaced files.
         missing = dict.fromkeys(self._known)
         for part, stat in found:
             seen = (stat.size, stat.modified_ms)
@@ -505,16 +505,16 @@ class FollowReader(FileReader):
             moved = await self._moved(list(missing), [changed[id_] for id_ in others])
             lost = [id_ for id_ in missing if id_ not in moved]
             if lost != self._doubted or self._blocks or self._page is not None:
-                # Files may have been renamed during this look, so a missing file counts only after
-                # a second look. All buffered records must be polled before.
+                # Files may have been renamed during this search, so a file counts as missing only
+                # after a second search. All buffered records must be polled first.
                 self._doubted = lost
                 if lost or self._blocks or self._page is not None:
                     return
             self._rename(list(missing), moved, others)
         self._doubted = []
         for part, seen in changed.values():
-            # Reading the earlier files may have taken minutes. A file that was removed or replaced
-            # meanwhile is handled at the next look.
+            # Reading the previous files may have taken minutes. A file that was removed or replaced
+            # meanwhile is handled in the next search.
             known = self._known.get(part.id)
             if known is None or await self._is_same(known, part, seen[0]):
                 with suppress(FileNotFoundError):

@@ -215,7 +215,7 @@ class FoundFiles:
                 hint,
             )
 
-    # The state of a checkpoint.
+    # Methods that restore a checkpoint.
 
     def fresh(self) -> Self:
         """Returns a copy for another run, or another use of the source in a flow.
@@ -329,7 +329,7 @@ class FoundFiles:
         if parts and any(kind(path, *where).place not in places for where in former):
             parts = _between(sorted((start, end) for start, end, *_ in former), parts[0])
         if self._spelled.setdefault(self._respelled(path), path) != path:
-            # The file is found under two paths, and each path has ids of its own.
+            # The file was found under two paths, so each path gets its own ids.
             return [Split(part.id, None, tuple(part)) for part in parts]
         ids = respelled([part.id for part in parts], str(self.path))
         return [

@@ -220,7 +220,8 @@ def decode_objects(
     lines, starts = lines_of(data), None
     is_plain = lines is not None
     if not is_plain:
-        # Without white space, which no step below reads: a text cannot hold the end of a line.
+        # Remove white space, which the steps below do not need. Line ends stay: no JSON text
+        # contains one.
         solid = data.translate(None, b" \t\r")
         if solid.startswith(b"\n") or b"\n\n" in solid:
             found = solid.split(b"\n")

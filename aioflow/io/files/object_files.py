@@ -68,7 +68,7 @@ def _named(what: str, url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, "there is no such object", url) from error
     except BaseError as error:
-        # The rest is the body of the answer, or debug output of another language.
+        # The rest of the message is the body of the answer, or debug output of Rust.
         reason = str(error).partition("\n")[0].partition(": <?xml")[0]
         raise StoreError(
             errno.EIO,

@@ -153,8 +153,8 @@ class PartWriter(BaseWriter[Any]):
         self._timer: ProcessingTimeTimer | None = None
         self._rolling: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
-        # Appends to one file must not overtake each other: a flush, a barrier and the timer may
-        # come together.
+        # Appends to one file must not overtake each other, but a flush, a barrier and the timer may
+        # run concurrently.
         self._lock = asyncio.Lock()
         self.full = False
 
@@ -340,7 +340,8 @@ class PartWriter(BaseWriter[Any]):
             writing, self._writing = self._writing, None
             if writing is not None:
                 await wait_all([writing])
-                _ = writing.cancelled() or writing.exception()  # Its caller has it, or is gone.
+                # Retrieves the error, which the caller has handled, unless it is gone.
+                _ = writing.cancelled() or writing.exception()
             left = [*self._rolled, *([self._part] if self._part is not None else [])]
             self._rolled, self._part = [], None
             for hidden, _ in left:

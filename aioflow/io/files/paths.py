@@ -260,7 +260,7 @@ def respelled(ids: Sequence[str], path: str) -> list[str]:
     if is_object_url(path):
         return list(ids)  # An object has one name.
     spell: Callable[[str], str] = os.path.abspath if os.path.isabs(path) else os.path.relpath
-    # The result is cached for each directory, because each look asks for thousands of files.
+    # The result is cached for each directory, because each search asks for thousands of files.
     spelled = lru_cache(maxsize=64)(spell)
     taken = set(ids)
     made = []

@@ -136,7 +136,7 @@ class _Maker:
         default = field.default
         if default is not msgspec.NODEFAULT:
             if isinstance(schema, list) and default is not None and schema[0] == "null":
-                made["type"] = [*schema[1:], "null"]  # A default has the first type of a union.
+                made["type"] = [*schema[1:], "null"]  # A default must match the first type.
             if default is not None or (isinstance(schema, list) and "null" in schema):
                 made["default"] = default
         aliases = self._aliases.get(f"{record}.{field.name}") or self._aliases.get(field.name)

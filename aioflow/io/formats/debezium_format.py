@@ -40,7 +40,7 @@ KINDS: dict[str, ChangeKind] = {
 
 _TEXT = "__debezium_unavailable_value"
 _BYTES = base64.b64encode(_TEXT.encode()).decode()
-_UUID = "b68a35a7-17ad-35b3-af2a-ae46edb4545a"  # Of the MD5 of the text.
+_UUID = "b68a35a7-17ad-35b3-af2a-ae46edb4545a"  # Made from the MD5 of the text.
 UNAVAILABLE: list[Any] = [
     _TEXT,
     _BYTES,

@@ -226,7 +226,7 @@ class _Table:
         rows = rows.select([field.name for field in self._table.schema().fields])
         partition_by = self._table.metadata().partition_columns
         if self._config.mode == "upsert":
-            partition_by = []  # The merge divides the rows.
+            partition_by = []  # The merge partitions the rows.
         files, made = _files_of(self._table, self._config), []
         for values, part in _partitions(rows, partition_by):
             path = f"part-{self._host.ids.new('part')}.parquet"
@@ -354,7 +354,8 @@ def _statistics(rows: Any) -> str:
     for field in rows.schema:
         column, types = rows.column(field.name), pa.types
         if types.is_nested(field.type):
-            # Nulls of a nested column are counted by field. One number would be unreadable.
+            # Delta counts the nulls of a nested column by field, and readers fail for a single
+            # number.
             continue
         nulls[field.name] = column.null_count
         if not (
@@ -442,7 +443,7 @@ class _Versions:
                 f"{config!r}: version {version} deletes or replaces rows, and a stream of rows "
                 'cannot say so: deletes="skip" leaves such versions out'
             )
-        # Files of a compaction hold rows that were there before.
+        # Files that a compaction added contain only rows that were in the table before.
         return {unquote(one["path"]) for one in added if one.get("dataChange", True)}
 
     def batches(self, version: int, file: Any) -> Iterator[Any]:

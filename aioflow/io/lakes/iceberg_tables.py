@@ -253,7 +253,7 @@ class _Table(_Catalog):
     def _schema(self) -> Any:
         import pyarrow as pa
 
-        # Field ids in the metadata would keep equal types from being equal.
+        # With field ids in the metadata, equal types would compare as different.
         return pa.schema([field.remove_metadata() for field in self._table.schema().as_arrow()])
 
     def add_columns(self, fields: Sequence[Any]) -> Any:
@@ -291,7 +291,8 @@ class _Table(_Catalog):
         )
         if not files:
             return
-        # Of this copy in memory alone: a repetition has to look for the id again.
+        # Set only in this copy in memory: pyiceberg must not retry without looking for the id
+        # again.
         table.metadata.properties["commit.retry.num-retries"] = "0"
         transaction = table.transaction()
         update = transaction.update_snapshot(snapshot_properties=properties_of(commit_id))
@@ -385,7 +386,7 @@ class _Upsert:
         import pyarrow.compute as pc
         from pyiceberg import expressions
 
-        # Its annotations leave out names of columns.
+        # pyiceberg's annotations do not allow column names, but the functions accept them.
         made: Any = expressions
         conditions: list[Any] = []
         for name in self._key:
@@ -408,7 +409,7 @@ class _Upsert:
         schema = self._table.schema()
         projected = schema.select(*columns) if columns else schema
         scan = ArrowScan(self._table.metadata, self._table.io, projected, AlwaysTrue())
-        # Its filter is only for skipping files: all rows of a file are read.
+        # The filter only skips files: all rows of a file are read.
         task.residual = AlwaysTrue()
         return scan.to_table([task])
 

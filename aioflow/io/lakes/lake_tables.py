@@ -290,7 +290,7 @@ class LakeWriter(BaseWriter[Any]):
 
         rows, self._rows, self._bytes = self._rows, [], 0
         if rows:
-            # Rows from before a new column lack it.
+            # Rows written before a column was added lack it.
             together = pa.concat_tables(rows, promote_options="default")
             self._files += await self._calls.run(self._table.write, self._latest(together))
 

@@ -183,7 +183,8 @@ class MysqlConnection:
             done = True
             return count, rows
         except BaseException as error:
-            # An error of the server leaves the connection in order, a cancelled call does not.
+            # After an error of the server the connection can still be used, after a cancelled call
+            # it cannot.
             done = 1000 <= error_number(error) < 2000
             raise
         finally:

@@ -383,7 +383,7 @@ class PostgresStore:
             others = [names[name] for name in piece.columns if name not in piece.key]
             update = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
             await connection.execute(
-                # A key may be an identity column, which COPY fills without a word.
+                # A key may be an identity column. COPY writes it, but INSERT needs this clause.
                 f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM "
                 f"{latest} WHERE NOT aioflow_deletes ON CONFLICT ({key}) DO "
                 + (f"UPDATE SET {update}" if update else "NOTHING")

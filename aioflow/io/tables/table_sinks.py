@@ -182,7 +182,7 @@ class Piece(NamedTuple):
 def decode_piece(number: int, content: bytes) -> Piece:
     """Returns piece `number`, decoded from the bytes that `Piece.content` returned."""
     head, *rows = _CODEC.decode_batch(content)
-    # Earlier releases, and sinks that append, have only the columns at the beginning.
+    # Content from earlier releases, or from a sink that appends, begins with the columns only.
     columns, key = head if isinstance(head[0], list) else (head, [])
     return Piece(number, columns, rows, key)
 

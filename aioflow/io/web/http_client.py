@@ -495,5 +495,5 @@ class _SseReader(BufferedReader):
         return False
 
 
-# Savepoints use these names, which the first release gave.
+# Savepoints contain these module names of the first release.
 register_type(ServerSentEvent, name="aioflow.io.event_streams:ServerSentEvent")

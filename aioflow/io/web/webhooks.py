@@ -116,7 +116,7 @@ def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # The address that a host name stands for may change.
+        return False  # The address of a host name may change.
 
 
 class WebhookSource(InletSource[Any]):
