@@ -241,7 +241,7 @@ class RuntimeContext(Protocol):
     def mailbox(self) -> Mailbox:
         """Runs callbacks in this subtask, between two elements. Not on Spark."""
 
-    @overload  # Of `ValueStateDescriptor("last", default=None)` nothing tells the type.
+    @overload  # `ValueStateDescriptor("last", default=None)` has no type.
     def get_state(self, descriptor: ValueStateDescriptor[Never]) -> ValueState[Any]: ...
     @overload
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]: ...

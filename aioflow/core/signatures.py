@@ -73,11 +73,11 @@ def _signature(function: Any) -> inspect.Signature | None:
     called = function
     while isinstance(called, partial):
         called = called.func
-    if hasattr(called, "__signature__"):  # It was set by hand, and may be wrong.
+    if hasattr(called, "__signature__"):  # Set by hand, so it may be wrong.
         return None
     try:
         return inspect.signature(function, follow_wrapped=False)
-    # Some builtins tell nothing about themselves, and a class may do so in its own way.
+    # Some builtins have no readable signature, and code of a class may raise any error here.
     except Exception:  # noqa: BLE001
         return None
 

@@ -49,7 +49,7 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 
-# It gives T as well: Any beside it hides that.
+# T is also a result, but mypy does not see it beside Any.
 class ValueState(Protocol[T]):  # type: ignore[misc]
     """State that holds one value for the current key."""
 
@@ -97,7 +97,7 @@ class MapState(Protocol[K, V]):
     def clear(self) -> None: ...
 
 
-# It gives T as well: Any beside it hides that.
+# T is also a result, but mypy does not see it beside Any.
 class ReducingState(Protocol[T]):  # type: ignore[misc]
     """The state that holds the reduction of the elements added for the current key."""
 

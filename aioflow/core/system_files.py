@@ -111,7 +111,7 @@ class SystemFileSystem:
         return open(path, "rb")
 
 
-# What takes more than one call of the system. Each of these blocks.
+# Functions that make more than one system call. Each of them blocks.
 
 
 def put_file(path: str, mode: str, data: bytes, sync: bool) -> None:
@@ -194,7 +194,7 @@ def remove_files(paths: Sequence[str], within: str) -> None:
     for directory in emptied:
         fsync_path(directory)
     for directory in emptied:
-        with suppress(OSError):  # Something is in it.
+        with suppress(OSError):  # A directory is not empty.
             while directory != within:
                 os.rmdir(directory)
                 directory = os.path.dirname(directory)
@@ -255,7 +255,7 @@ def delete_path(path: str, recursive: bool) -> bool:
         if not os.path.isdir(path) or os.path.islink(path):
             os.remove(path)
         elif recursive:
-            import shutil  # Here: it loads three compressors.
+            import shutil  # Imported late: it loads three compressors.
 
             shutil.rmtree(path)
         else:

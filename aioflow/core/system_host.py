@@ -190,7 +190,7 @@ class SystemHost:
                 ", ".join(alive) or "none",
             )
         else:
-            joiner.join()  # The thread only has to return.
+            joiner.join()  # The joiner has finished, so this returns at once.
             if alive := [thread.name for thread in threads if thread.is_alive()]:
                 logger.warning(
                     "threads are left behind in an abandoned blocking call, and end "
@@ -288,7 +288,7 @@ class _SystemListener:
         for listening in server.sockets:
             loop.remove_reader(listening)
             with suppress(OSError):
-                # Not every system ends a listener so; there it ends a turn later.
+                # Not every system can shut down a listener; there it ends a turn later.
                 listening.shutdown(socket.SHUT_RDWR)
         loop.call_soon(server.close)
 

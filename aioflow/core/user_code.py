@@ -89,7 +89,7 @@ def check_own_task() -> None:
         return
     if (
         task is not None
-        # Either kind of tasks has it.
+        # Tasks in C and in Python both have this attribute.
         and task._must_cancel  # type: ignore[attr-defined]
         and not is_asked_to_end(task)
     ):
@@ -151,7 +151,7 @@ def close_user_code(task: asyncio.Task[Any]) -> None:
     if hasattr(current, "throw"):
         try:
             current.throw(GeneratorExit())
-        except BaseException as error:  # noqa: BLE001  # As a rule the GeneratorExit itself.
+        except BaseException as error:  # noqa: BLE001  # Usually the GeneratorExit itself.
             logger.debug("%r, when the code of %s was closed", error, task.get_name())
     end_task(task)
 
@@ -209,7 +209,7 @@ def _fold(error: BaseException, *, if_none_is_left: bool) -> BaseException:
         return error
     if not if_none_is_left:
         logger.debug("the whole traceback of an error of user code", exc_info=error)
-    # Not by setattr, which the class of the error may refuse.
+    # Not by setattr, because the class of the error may refuse it.
     if not isinstance(error.__dict__.get(WHOLE), _Whole):
         error.__dict__[WHOLE] = _Whole(whole)
     folded: TracebackType | None = None

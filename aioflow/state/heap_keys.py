@@ -364,7 +364,7 @@ class CutKeys:
             if self._taken is not None:
                 before = len(self._taken)
                 self._taken.update(dict.fromkeys(some))
-                # New keys came last.
+                # The keys that were new to `_taken` are its last ones.
                 some = list(islice(reversed(self._taken), len(self._taken) - before))[::-1]
                 if not some:
                     continue

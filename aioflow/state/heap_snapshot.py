@@ -427,7 +427,7 @@ class HeapSnapshot:
                 self.rows += len(part)
                 frames += 1
                 yield encode_drops(index, part, plan.codec, owner)
-            # Before those that were registered again.
+            # Removals come before the timers that were registered again.
             cut = removed.cut(name)
             while cut.take(ROWS_A_FRAME):
                 if cut.parts:

@@ -151,7 +151,7 @@ def timers_before(
             for timers, orders in queue.together_at(timestamp, TIMERS_A_PART, after):
                 yield _between(timestamp, timers, orders, after, upto)
     for gone in removed:
-        # Timers that are removed from now on were found above.
+        # Timers that are removed from now on were already yielded above.
         entries = list(gone.values())
         for start in range(0, len(entries), TIMERS_A_PART):
             yield [

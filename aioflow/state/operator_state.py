@@ -365,7 +365,7 @@ def encode_in_parts(
         for begin in range(0, len(values) or 1, ENCODED_AT_ONCE):
             part = values[begin : begin + ENCODED_AT_ONCE]
             try:
-                parts.append(codec.encode_batch(part, owner=place))  # Names an unsupported type.
+                parts.append(codec.encode_batch(part, owner=place))  # Its error names the type.
             except TypeNotSupported:
                 raise
             except Exception as error:

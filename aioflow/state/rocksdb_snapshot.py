@@ -350,12 +350,12 @@ class RocksSnapshot:
             later._doomed[:0] = self._doomed
             heirs = later.frozen
         else:
-            # Saved keys have been named since, and are dirty.
+            # The keys in `_saved` were named again, so they are dirty already.
             self._cache.doom(self._doomed)
             heirs = self._cache.dirty
         for space, keys in self.frozen.items():
             if keys and not (space.dropped and later is None):
-                # The few are added to the many.
+                # The smaller set of keys is added to the larger one.
                 keys.update(heirs.get(space, ()))
                 heirs[space] = keys
                 if later is None:

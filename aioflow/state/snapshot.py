@@ -52,7 +52,7 @@ def copy_of_default(default: Any) -> Any:
     kind = type(default)
     if kind in (list, set, dict):
         held = default.values() if kind is dict else default
-        if not default or _all_atoms(held):  # Several times as fast as below.
+        if not default or _all_atoms(held):  # Several times faster than `deepcopy`.
             return default.copy()
     return copy.deepcopy(default)
 

@@ -177,7 +177,7 @@ class TimerQueue:
             if self._added is not None:
                 self._added(timestamp, timer)
             self.order = order = self.order + 1
-            # As `_put`, without a call of its own.
+            # Like `_put`, but inlined.
             self._buckets[timestamp] = (timestamp, key, namespace, order)
             heappush(self._heap, timestamp)
             if timestamp < self.next_time:
@@ -426,7 +426,7 @@ class TimerQueue:
             elif isinstance(bucket, dict):
                 first = next(iter(bucket.values()))
             else:
-                first = after + 1  # Its first ones have fired.
+                first = after + 1  # Its first timers have fired, so their numbers are unknown.
             if first <= after:
                 break
             newest.append(timestamp)

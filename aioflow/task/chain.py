@@ -409,7 +409,7 @@ class OperatorChain:
         """
         places = {one.stage for one in waiting}
         if not places <= {stage.first for stage in self._stages}:
-            # A tap had split a run of operators that is one stage now.
+            # A tap had split a run of operators before the restore. Now it is one stage.
             self._heads = places
             self.compile()
         self.restored.extend(waiting)
@@ -539,8 +539,8 @@ class OperatorChain:
         return batch.slice(start, stop), input_index
 
     def _measure_columns(self, stage: _Stage, spent_ns: int) -> None:
-        # Not by cost per record: a small batch is mostly fixed cost, and would shrink further and
-        # further.
+        # The limit does not follow the cost per record: the cost of a small batch is mostly fixed,
+        # so batches would shrink further and further.
         if spent_ns > 2 * self._slice_ns:
             stage.column_limit = max(stage.column_limit // 2, stage.column_least)
         elif spent_ns < self._slice_ns:

@@ -89,7 +89,7 @@ async def _call(
     except BaseException as caught:  # noqa: BLE001  # Closing goes on; the caller raises it.
         if is_asked_to_end(asyncio.current_task()):
             logger.debug("%r, when %s took too long", caught, place)
-            return  # The caller has an error that says more.
+            return  # The caller reports a better error.
         error = user_error(caught)
         note_once(error, f"in {place}")
         errors.append(error)

@@ -139,7 +139,7 @@ class TaskEnd:
         if drain:
             await self._runtime.finish(self._settle)
         await self._runtime.quiesce_timers()
-        # Mail that was sent meanwhile runs now, so that its output leaves before the end.
+        # Runs the mail that was sent meanwhile, so that its output is sent before the end.
         await self._settle()
         self._runtime.end_of_data()
         await self._settle()
@@ -324,7 +324,7 @@ class EndWatch:
         self._timer = None
         held_by = [task for task in self._held_by() if not task.done()]
         if not held_by and self._calls.place is None:
-            return  # It ends in this loop turn.
+            return  # The task ends in this loop turn.
         if self.error is not None:
             self._abandon(held_by)
             return

@@ -252,10 +252,10 @@ class ResourceScope:
             if not entry.close.done():
                 entry.close.set_result(None)
             if not entry.ready.done():
-                end_task(entry.owner)  # It is still opening, and no caller waits for it.
+                end_task(entry.owner)  # Still opening, and no caller waits for it.
             try:
                 await wait_all([entry.owner])
-            except asyncio.CancelledError:  # The time to close is over.
+            except asyncio.CancelledError:  # Closing has timed out.
                 for other in self._opened.values():
                     if other.owner is not None and not other.owner.done():
                         close_user_code(other.owner)
@@ -301,7 +301,7 @@ class ResourceScope:
                 return
             self._opened.pop(resource, None)
             if isinstance(error, GeneratorExit):
-                # It would close the coroutine that awaits the resource.
+                # A GeneratorExit would close the coroutine that awaits the resource.
                 told = RuntimeError(f"user code raised {type(error).__name__}")
                 told.__cause__, error = error, told
             note_once(error, f"while opening resource {resource.name!r}")

@@ -132,13 +132,13 @@ class TaskExecution:
             self._abandon(self.runner)
 
     def _end(self, error: BaseException | None) -> None:
-        if self.state.is_terminal:  # It was abandoned, and ends after all.
+        if self.state.is_terminal:  # An abandoned task has ended after all.
             return
         if self.task.stuck is not None:
             stuck = self.task.stuck
             if self.task.failure is not None and self.state is not ExecutionState.CANCELING:
                 stuck.__cause__ = self.task.failure
-            # Also after a cancellation, which has not worked.
+            # RUNNING even after a cancellation, because user code did not end on it.
             error, self.state = stuck, ExecutionState.RUNNING
         producer = self.task.failed_producer
         if self.state is ExecutionState.CANCELING or (error is not None and error is producer):

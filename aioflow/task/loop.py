@@ -225,7 +225,7 @@ class TaskLoop(ABC, Generic[InputT]):
         busy = self._runtime.busy()
         if busy is not None:
             if self._checkpoints.is_awaited:
-                self._poll_events()  # For its barrier.
+                self._poll_events()  # The checkpoint's barrier may arrive.
                 if self._parking.reason is not None:
                     self._parking.watch(busy.availability)
             else:

@@ -195,7 +195,7 @@ class CheckedOperatorChain(OperatorChain):
 
     def __init__(
         self, operators: Sequence[Operator], *args: Any, **options: Any
-    ) -> None:  # Any: as the base takes them.
+    ) -> None:  # Any: the base class declares them.
         super().__init__(operators, *args, **options)
         self.guards = [MutationGuard(operator) for operator in operators]
 
@@ -207,7 +207,7 @@ class CheckedOperatorChain(OperatorChain):
         super().compile()
         for stage in self._stages if self.guards else ():
             guard = self.guards[stage.first]
-            stage.operator = guard  # type: ignore[assignment]  # To a stage it is an operator.
+            stage.operator = guard  # type: ignore[assignment]  # A guard acts as an operator.
             stage.process = guard.process_batch if guard.inputs == 1 else None
 
     def emit_from(self, index: int, batch: RecordBatch) -> None:

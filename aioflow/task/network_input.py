@@ -376,7 +376,7 @@ class NetworkInput:
         elif isinstance(event, CancelCheckpointMarker):
             self.barriers.cancel(channel, event)
         elif isinstance(event, CheckpointAnnouncement):
-            part.gate.overtaken(channel - part.first_channel)  # It takes no data along.
+            part.gate.overtaken(channel - part.first_channel)  # Its data is not stored.
             self.barriers.announced(event.checkpoint_id)
         elif isinstance(event, LatencyMarker):
             self._consumer.on_marker(event)

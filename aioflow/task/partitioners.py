@@ -250,10 +250,10 @@ class _Keyed:
         if isinstance(error, TypeError) and (
             "unhashable" in str(error) or "Cannot hash" in str(error)
         ):
-            # The second is Decimal's.
+            # The second text is from Decimal.
             try:
                 canonical_key(self._key(value))
-            except Exception as better:  # noqa: BLE001  # Its message is better than the first one.
+            except Exception as better:  # noqa: BLE001  # Its message is better.
                 error = better
         note_once(error, f"in {self._place}, at record {describe_record(value)}")
         return error

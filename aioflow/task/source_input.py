@@ -64,7 +64,7 @@ class HandOver:
         self.records = 1  # The cost of the chain is not known yet.
         self._count = 0
         self._spent_ns = 0
-        self._blocked_ns: int | None = None  # Since when the chain waits for one of its operators.
+        self._blocked_ns: int | None = None  # Since when the chain waits for an operator.
 
     def handed(self, count: int) -> None:
         """Notes that the source gave `count` records to an empty chain."""
@@ -308,8 +308,8 @@ class SourceInput:
             self.availability.set_unavailable()
             return InputStatus.NOTHING_AVAILABLE
         reader, begun = self._reader, self._perf_ns()
-        # Columns are handled by the batch. An operator that makes rows of them takes only as many
-        # as it can.
+        # A batch of columns is processed as a whole. An operator that makes rows of it takes only a
+        # part at a time.
         at_most = (
             max_columns
             if self._columnar
@@ -334,7 +334,7 @@ class SourceInput:
             )
             spent = (self._perf_ns() - begun) / count
             old = self._ns_per_record
-            share = 8 if spent * 4 > old else 2  # As in the chain: forgets a rise caused by others.
+            share = 8 if spent * 4 > old else 2  # As in `OperatorChain._measure`.
             self._ns_per_record = (
                 spent if spent > 4 * old or old >= self._slice_ns else old + (spent - old) / share
             )

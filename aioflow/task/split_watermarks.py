@@ -133,7 +133,7 @@ class SplitWatermarks:
         generator = generators[split_id]
         had = generator.current
         timestamps, watermarks, after = generator.apply(values, timestamps)
-        if generator.current < had:  # It follows a clock that was set back.
+        if generator.current < had:  # Its clock was set back.
             heappush(self._order, (generator.current, split_id))
         before = self.current
         combined = max(before, min(after, others))

@@ -197,7 +197,7 @@ class StreamTask:
                 on_initializing()
                 loop = await self._open()
                 if is_asked_to_end(owner):
-                    raise asyncio.CancelledError  # Code in `open` has swallowed it.
+                    raise asyncio.CancelledError  # Code in `open` swallowed the first one.
                 on_running()
                 self.life.phase = TaskPhase.RUNNING
                 with self._advised(loop):
@@ -379,7 +379,7 @@ class StreamTask:
             self._runtime.close_state()
         if isinstance(failure, asyncio.CancelledError):
             for error in errors:
-                if not isinstance(error, CancellationTimeout):  # Its log says more.
+                if not isinstance(error, CancellationTimeout):  # It was logged in detail.
                     logger.warning(
                         "%s: closing failed after it was cancelled: %s: %s",
                         self.name,
@@ -487,7 +487,7 @@ class StreamTask:
     def report(self, error: BaseException) -> None:
         """Fails this task with the error of a helper task."""
         if self.life.is_running and self._owner is not None:
-            self._watch_over_end.begin(self._owner)  # It may be awaiting a function.
+            self._watch_over_end.begin(self._owner)  # The task may be awaiting a function.
         self._processor.report_throwable(error)
 
     @property

@@ -355,7 +355,7 @@ def _keys_of_field(values: list[Any], field: int | str, codec: Codec) -> list[An
         )
     try:
         return list(map(_getter(kind, field), values))
-    except Exception as error:  # The peer chose the types of the others.
+    except Exception as error:  # The other values may be of any types.
         raise ValueError(
             f"its keys are field {field!r} of the values, and not all have it"
         ) from error

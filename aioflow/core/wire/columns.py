@@ -273,10 +273,11 @@ def _shape(column: Column, codec: Codec, owner: str, tables: EntryTables | None)
             dtype = _smallest(len(entries)) or "<u4"
             return [_TABLED, number, base, new, dtype, _packed(codes, dtype)]
         if len(entries) > len(codes) // 2:
-            # Only the used entries, because a part of a batch shares the entries of the whole.
+            # Encodes only the used entries, because a part of a batch shares the entries of the
+            # whole batch.
             used = np.zeros(len(entries) + 1, np.bool_)
             used[codes] = True
-            used[-1] = False  # Code -1 has marked the last item.
+            used[-1] = False  # It was set by code -1.
             kept = np.flatnonzero(used)
             if len(kept) < len(entries):
                 place = np.full(len(entries) + 1, -1, np.int32)

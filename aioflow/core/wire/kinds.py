@@ -158,7 +158,7 @@ def defaults_of(cls: Any, kind: Kind) -> dict[str, Callable[[], Any]]:
 
 
 def _attrs_defaults(cls: Any) -> dict[str, Callable[[], Any]]:
-    attr: Any = sys.modules["attr"]  # The class was made by it.
+    attr: Any = sys.modules["attr"]  # Loaded, because it made the class.
     defaults: dict[str, Callable[[], Any]] = {}
     for field in cls.__attrs_attrs__:
         if isinstance(field.default, attr.Factory):
@@ -302,7 +302,7 @@ def _model_creator(cls: Any, fields: tuple[str, ...], added: frozenset[str]) -> 
         state["__dict__"] = dict(zip(names, values[:count], strict=True))
         state["__pydantic_fields_set__"] = given
         if private and state[PRIVATE] is not None:
-            for name in private.keys() - state[PRIVATE].keys():  # They were added since.
+            for name in private.keys() - state[PRIVATE].keys():  # Fields that were added since.
                 state[PRIVATE][name] = private[name]()
         instance = cls.__new__(cls)
         restore(instance, state)

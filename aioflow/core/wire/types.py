@@ -168,7 +168,8 @@ class TypeRegistry:
         plan = self._plans.get((cls, registration))
         if plan is None:
             plan = _cached(self._plans, (cls, registration), self._plan(cls, registration))
-        # Each time: a notebook cell that runs again makes a new class of the old name.
+        # Checked each time, because a notebook cell that runs again makes a new class of the old
+        # name.
         if plan.kind is not Kind.CUSTOM and self._resolve(plan.name) is not plan.cls:
             raise ValueNotSupported(
                 f"{type_name(cls)} cannot travel: no reader could find it by {plan.name!r}; "
@@ -317,14 +318,14 @@ class Assembler:
             raise ValueError(f"rows of {type_name(self.cls)} do not all have {self.written} values")
         if self._sources is not None:
             rows = [self._current(row) for row in rows]
-        if self.kind is Kind.NAMED_TUPLE:  # Half the price of a call with the values.
+        if self.kind is Kind.NAMED_TUPLE:  # Takes half the time of a call.
             return list(map(partial(tuple.__new__, self.cls), rows))
         return list(starmap(self._create, rows))
 
     def _current(self, row: Sequence[Any]) -> list[Any]:
         assert self._sources is not None
         return [
-            # No source without a default.
+            # A field without a source has a default.
             row[source] if source >= 0 else default()  # type: ignore[misc]
             for source, default in zip(self._sources, self._defaults, strict=True)
         ]

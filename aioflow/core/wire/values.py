@@ -97,14 +97,14 @@ def from_parts(dtype_text: str, shape: list[int] | None, content: bytes) -> Any:
     if shape is None:
         (scalar,) = numpy.frombuffer(content, dtype)
         return scalar
-    if dtype.itemsize == 0 or 0 in shape:  # Nothing to read, and no memory to take.
+    if dtype.itemsize == 0 or 0 in shape:  # No bytes to read, no memory to take.
         return numpy.empty(shape, dtype)
     return numpy.frombuffer(content, dtype).reshape(shape).copy()
 
 
 def _numpy() -> ModuleType:
-    # The one module that is imported for the sake of a value, by a name that is written here, not
-    # in the value.
+    # This is the only module that is imported because of a value. Its name is written here, not in
+    # the value.
     import numpy
 
     return numpy
@@ -493,7 +493,7 @@ def _tag_zone(tagger: Tagger, zone: tzinfo | None, depth: int) -> Any:
     kind = type(zone)
     if zone is None or zone is UTC:
         return None if zone is None else 0
-    from zoneinfo import ZoneInfo  # Here: most programs have no such zone.
+    from zoneinfo import ZoneInfo  # Imported late: most programs have no such zone.
 
     # mypy cannot narrow by `kind`.
     if kind is ZoneInfo and zone.key is not None:  # type: ignore[attr-defined]
