@@ -46,8 +46,8 @@ __all__ = [
 ]
 
 _EARLY_ABORTS_MAX = 64
-"""Number of notices kept about checkpoints whose barriers have not come. Beyond that their barriers
-never come, and the oldest notice is forgotten.
+"""Number of abort notices kept for checkpoints whose barriers have not come. Beyond this number the
+oldest notice is forgotten: its barriers will never come.
 """
 
 

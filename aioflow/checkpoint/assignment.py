@@ -1,9 +1,10 @@
 """Assigns the state of a completed checkpoint to the subtasks of a job, also at a new parallelism.
 
-State is found by the uid of its operator, in any chain. Keyed state is assigned by key group. A
-subtask gets the handles of all former subtasks that hold groups of its range, and takes those
-groups. Operator state goes to every subtask, in the order of the former subtasks, and each subtask
-computes its share. A former subtask is a subtask of the job that took the checkpoint.
+State is found by the uid of its operator, in whichever chain the operator is now. Keyed state is
+assigned by key group. A subtask gets the handles of all former subtasks that hold key groups of its
+range, and reads only these groups. Operator state goes to every subtask, in the order of the former
+subtasks, and each subtask computes its share. A former subtask is a subtask of the job that took
+the checkpoint.
 
 The splits of a source are assigned here too, once the caller has read their positions. This module
 itself reads and writes nothing.
@@ -65,19 +66,21 @@ class ChannelRestore:
     files: tuple[StateFile, ...]
     """Files of the data that waited at the consumer, then of the data at the producer."""
     has_head: bool
-    """Whether the first file tells the event time (watermark) in front of the data."""
+    """Whether the first file has the event time (watermark) in front of the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightRestore:
-    """Data in flight of one former subtask. One new subtask processes it before new input."""
+    """Data in flight of one former subtask, which a restored subtask processes before new input."""
 
     subtask: int
     """Index of the former subtask."""
     is_only: bool
-    """Whether the task had this single former subtask."""
+    """Whether the task had no other former subtask."""
     chain: tuple[tuple[int, StateFile], ...]
-    """Files of data that waited between the operators, last operator first, each with its place."""
+    """Files of data that waited between the operators, last operator first, each with the index of
+    the operator.
+    """
     restored: StateFile | None
     """File of data that the former subtask itself had restored but not processed. It also holds
     the event time of its input."""
@@ -370,7 +373,7 @@ def _keeps_channels(
 
 
 def _change(checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]) -> str:
-    """Returns what has changed in the flow, and what to do, as a part of a message."""
+    """Returns what has changed in the flow, and what to do, as a part of an error message."""
     former = {operator.uid: operator for operator in checkpoint.operators}
     now = {operator.uid: operator for vertex in vertices for operator in vertex.operators}
     heads_then, heads_now = {head for head, _ in checkpoint.subtasks}, {v.uid for v in vertices}

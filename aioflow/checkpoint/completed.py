@@ -220,7 +220,7 @@ def files_of(states: Iterable[SubtaskState]) -> list[str]:
 
 
 _DELETED_MAX = 16
-"""The files of this many deleted checkpoints are remembered. A task that missed more completions in
+"""Number of deleted checkpoints whose files are remembered. A task that missed more completions in
 a row no longer reports.
 """
 
@@ -318,7 +318,8 @@ class CheckpointRetention:
         """Drops a pending checkpoint that failed. Returns the files that only this checkpoint
         refers to, to be deleted.
 
-        `metadata` is true if parts of the checkpoint's metadata may have been stored.
+        `metadata` is the checkpoint itself if parts of its metadata may have been stored, which are
+        then deleted as well.
         """
         files = self._forget(checkpoint_id)
         rest = self.ended(checkpoint_id)
@@ -327,7 +328,9 @@ class CheckpointRetention:
         )
 
     def unreferenced(self, state: SubtaskState) -> Discard:
-        """Returns the files of `state`, which came too late, that no checkpoint refers to."""
+        """Returns the files of `state` that no checkpoint refers to. The state came too late for
+        its checkpoint.
+        """
         return Discard(
             (), tuple(name for name in files_of([state]) if name not in self._references)
         )

@@ -14,10 +14,10 @@ of a task names its attempt: messages of an older attempt change nothing.
 A checkpoint is complete when its metadata is durable. Only then tasks are notified, and sinks
 commit. A complete checkpoint subsumes every earlier checkpoint that is unfinished. It also covers
 commits that earlier checkpoints left unconfirmed: a sink commits everything that was prepared up to
-the complete one. Ids only rise, over restarts and restores too. A savepoint beside the job subsumes
-nothing, is not announced to tasks, and is never restarted from. So sinks commit nothing on it.
-`request_decider.py` decides which checkpoint is taken next, and when. The design follows Flink's
-CheckpointCoordinator and CheckpointFailureManager.
+the complete one. Ids only rise, over restarts and restores too. A savepoint that does not stop the
+job subsumes nothing, and its completion is not announced to tasks. The job never restarts from it.
+So sinks commit nothing on it. `request_decider.py` decides which checkpoint is taken next, and
+when. The design follows Flink's CheckpointCoordinator and CheckpointFailureManager.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from aioflow.core.scope import ExecutionAttemptId
 __all__ = ["CheckpointCoordinator"]
 
 _RETRIED = (CheckpointFailureReason.TASK_FAILURE, CheckpointFailureReason.TASK_CLOSING)
-"""Reasons that end the savepoint of a stop without ending the stop."""
+"""Reasons for which a failed savepoint of a stop is tried again: the stop goes on."""
 
 _CLOSING = (
     CheckpointFailureReason.TASK_CLOSING,
@@ -70,14 +70,15 @@ or one downstream of it reports the reason.
 """
 
 CLOSING_TRIES = 5
-"""Number of times that a requested checkpoint or savepoint is started again."""
+"""Number of times that a requested checkpoint or savepoint is tried again because a task ended."""
 
 LATE_INTERVALS = 3
 LATE_MS = 5_000
 """Age of a checkpoint, in intervals and in ms, above which a warning is logged.
 
 The next warning comes at twice the age of the last one: one is enough for many checkpoints that
-take equally long. Once a checkpoint takes less than an interval, the first age counts again.
+take equally long. Once a checkpoint takes less than an interval, warnings start again at the first
+age.
 """
 
 _ENDED_BADLY_MAX = 1000
@@ -443,7 +444,8 @@ class CheckpointCoordinator:
         return self._request(Request(kind=CheckpointKind.CHECKPOINT, number=number), now)
 
     def request_hold(self, number: int, now: Moment) -> list[Instruction]:
-        """Requests a checkpoint that holds all tasks until they are cancelled, or it is aborted.
+        """Requests a checkpoint that pauses all tasks until they are cancelled, or until it is
+        aborted.
 
         The job has then done exactly what the checkpoint contains.
         """

@@ -352,7 +352,7 @@ class CheckpointSettings:
 class InOrder(Generic[T]):
     """Carries out instructions by `do`, in order.
 
-    Instructions that `do` causes at once, as for a failed deployment, go to the end.
+    Instructions that a call of `do` itself causes, as for a failed deployment, are queued last.
     """
 
     __slots__ = ("_do", "_is_running", "_waiting")

@@ -2,10 +2,11 @@
 
 The processes share only a store.
 
-The lease is a sequence of numbered objects that are created once and never changed. The creator of
-number n+1 after n has the lease: the holder creates it to renew, another to take over. Creation is
-the only thing that must be atomic, so a local directory or an object store with conditional puts is
-enough. The number of a take-over is the fencing token of that holder: the larger one is newer.
+The lease is a sequence of numbered objects that are created once and never changed. The process
+that created the newest number has the lease. The holder creates the next number to renew the lease,
+another process creates it to take over. Creation is the only thing that must be atomic, so a local
+directory or an object store with conditional puts is enough. The number with which a holder took
+over is its fencing token: of two holders, the one with the larger token is newer.
 
 Two holders never act at once, for this reason. A holder acts until `lease_s` after the moment
 *before* it began to create its newest number. A candidate takes over when it has seen the same
@@ -15,9 +16,9 @@ process hangs, the old holder's time is up first. A candidate does not wait for 
 process is known to have ended: that holder no longer acts. Its earlier requests are fenced by its
 token. A holder that could not renew is stopped `stop_s` before its time is up.
 
-A late holder has not lost its lease by that alone: it loses it when another creates the next
-number. A holder that can delay its actions until it has created that number goes on (`renew_late`).
-A holder that cannot, such as a leader of many jobs, stops in time.
+A holder whose time is up has not lost its lease yet: it loses it when another process creates the
+next number. A holder that can delay its actions until it has created this number itself goes on
+(`renew_late`). A holder that cannot, such as a leader of many jobs, stops in time.
 
 Old numbers are deleted much later. So a candidate that slept may create one of them again.
 Therefore a candidate holds the lease only after it has found its own number to be the newest.
@@ -27,8 +28,8 @@ lease, which names the job. A second job that starts finds out quickly whether t
 It starts at once if the holder has resigned, or is a process of this machine that has ended. Its
 start is refused if the holder renews the lease. It takes over if the holder has not renewed the
 lease for as long as a lease lasts. A late holder, on a busy or suspended machine, continues if the
-lease was not taken meanwhile. The actions that the lease guards wait until that is known. Only a
-holder that has really lost the lease must stop.
+lease was not taken meanwhile. The actions that the lease guards wait until it is known whether the
+lease was taken. Only a holder that has really lost the lease must stop.
 """
 
 from __future__ import annotations
@@ -75,8 +76,7 @@ of them.
 OTHER_JOB = "another job may take it"
 
 LATE_LEASES = 3
-"""A late holder asks a store that does not answer for this many lease times before it gives up.
-"""
+"""Number of lease durations for which a late holder retries a store that does not answer."""
 
 FORMAT = 1
 
@@ -136,7 +136,7 @@ class LeaseStore(Protocol):
         """Deletes an object, if it exists."""
 
     def where(self, number: int) -> str:
-        """Returns the path or URL of an object, for messages."""
+        """Returns the path or URL of an object, for log and error messages."""
 
 
 class LeaseInfo(msgspec.Struct, frozen=True):

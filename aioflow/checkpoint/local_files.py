@@ -1,7 +1,7 @@
 """Local copies of state as files: a task that is restored on the same machine reads them before the
 store.
 
-Each process has a directory of its own for a job. Its name tells the process and the job. So a
+Each process has a directory of its own for a job. Its name contains the process and the job. So a
 process that replaces a killed one finds its copies. Copies need no fsync: `LocalState` compares
 each with the digest in the checkpoint, and reads the store if a copy is damaged. A copy that cannot
 be written is left out.
@@ -100,7 +100,7 @@ class LocalFiles:
         self._dropped.append(path)
 
     async def find(self, name: str) -> Copy | None:
-        """Returns a copy that another process has left here."""
+        """Returns the copy of file `name` that another process has left here, or None."""
         if self._others is None:
             self._others = await self._found()
         for directory in self._others:
@@ -122,7 +122,9 @@ class LocalFiles:
                     await self._delete(directory)
 
     def completed(self) -> None:
-        """Notes that a checkpoint completed: copies of processes that have ended are old."""
+        """Notes that a checkpoint completed: copies of processes that have ended are no longer
+        needed.
+        """
         if self._others is not None or not self._is_swept:
             self._others = None
             self._is_sweep_due = True
@@ -171,7 +173,7 @@ class _FileCopy:
     def __init__(self, files: LocalFiles, path: str) -> None:
         self._files = files
         self._path: str | None = path
-        """None: the copy could not be written."""
+        """Path of the file; None if the copy could not be written."""
         self._gathered: list[bytes] = []
         self._size = 0
 
@@ -210,5 +212,5 @@ def _temporary_directory() -> str:
 
 
 def _plain(name: str) -> str:
-    """Returns the name of a state file, perhaps a URL, as the name of one file."""
+    """Returns the name of a state file, which may be a URL, as a name for a single file."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -4,9 +4,9 @@ never contains code.
     magic (8)  digest (16)  version (1)  length of the MAC (1: 0 or 32)  MAC  body (msgpack)
 
 The digest is over all that follows it, so damage is found at every byte. The MAC, keyed BLAKE2b
-over version and body, is there when the store has a key: such a file is read with that key alone,
-and with a key nothing else is read. Magic, digest and version stay where they are in every later
-version.
+over version and body, is present if the store has a key. A file with a MAC is read only with its
+key; with a key, only files with a valid MAC are read. Magic, digest and version stay where they are
+in every later version.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAC_BYTES = 32
 
 
 def shown(checkpoint: CompletedCheckpoint) -> str:
-    """Returns the name of the checkpoint for messages."""
+    """Returns the name of the checkpoint, for log and error messages."""
     return (
         f"{'savepoint' if checkpoint.kind.is_savepoint else 'checkpoint'} "
         f"{checkpoint.checkpoint_id} of flow {checkpoint.flow!r}"

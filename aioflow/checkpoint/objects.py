@@ -69,8 +69,9 @@ class ObjectStore(Protocol):
         """Creates an object, which is durable and whole when this returns True.
 
         Returns False, with nothing changed, if a durable object of that name exists. If several
-        callers create the same name at the same moment, one wins. On an object store that holds
-        only for small content (`cloud_objects`). After an OSError the object may exist or not.
+        callers create the same name at the same moment, one wins. On an object store this is
+        guaranteed only for small content (`cloud_objects`). After an OSError the object may exist
+        or not.
         """
 
     async def read(self, name: str) -> bytes:

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _NAMED_MAX = 3
-"""Number of missing subtasks that a message names; it counts the others."""
+"""Maximum number of missing subtasks that an error message names; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class SubtaskTable:
         self._subtasks[vertex_id, index].phase = _Phase.DOWN
 
     def name_of(self, attempt: ExecutionAttemptId) -> str:
-        """Returns the name of `attempt` for messages."""
+        """Returns the name of `attempt`, for log and error messages."""
         return (
             f"{self._subtasks[attempt.vertex_id, attempt.subtask_index].name}, attempt "
             f"{attempt.attempt}"

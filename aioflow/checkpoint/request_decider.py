@@ -10,9 +10,10 @@ coordinator looks at the clock when the queue is empty.
     UNDER_WAY  --failed--> AHEAD, again after a while
     COMPLETE   --the job restarts--> AHEAD
 
-No checkpoint is taken after the final one, because the tasks are ending. While a checkpoint holds
-the tasks, and until those of the rescaled job run, all requests wait. `PendingCheckpoint` is an
-unfinished checkpoint: the tasks that must still acknowledge it, and the state of the others.
+No checkpoint is taken after the final one, because the tasks are ending. While a checkpoint pauses
+the tasks for a rescaling, and until the tasks of the rescaled job run, all requests wait.
+`PendingCheckpoint` is an unfinished checkpoint: the tasks that must still acknowledge it, and the
+state of the others.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from aioflow.core.scope import ExecutionAttemptId
 __all__ = ["REQUESTS_MAX", "CheckpointTurns", "PendingCheckpoint", "Request", "RequestQueue"]
 
 REQUESTS_MAX = 1000
-"""Maximum number of waiting requests; beyond, the last in order is turned away."""
+"""Maximum number of waiting requests. Beyond this number, the last in order is turned away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class Request:
     final: bool = False
     """Whether the checkpoint is the final one of a job, at the end of its data."""
     holds: bool = False
-    """Whether tasks process nothing after it, because the job restarts from it."""
+    """Whether tasks process nothing after the checkpoint, because the job restarts from it."""
     tries: int = 0
     """Number of earlier tries that failed because a task was about to end."""
 
@@ -95,13 +96,13 @@ class RequestQueue:
 
 
 FINAL_RETRY_S = 1.0
-"""A failed final checkpoint is retried after this long: the tasks wait for it, and a full store
-must not be asked in a loop.
+"""Delay before a failed final checkpoint is retried. The tasks wait for it, but a full store must
+not be asked in a loop.
 """
 
 FINAL_REPEAT_S = 5.0
-"""The completion of the final checkpoint is repeated after this long, while tasks wait for it: no
-later one will tell them.
+"""Interval at which waiting tasks are notified again that the final checkpoint is complete: no
+later checkpoint will notify them.
 """
 
 
@@ -128,7 +129,7 @@ class CheckpointTurns:
         self._subtasks = subtasks
         self._requests = RequestQueue()
         self._stop: Request | None = None
-        """The request of a user's stop: the final checkpoint is made for it."""
+        """The user's request to stop, which the final checkpoint answers."""
         self._hold = _Hold.NONE
         self._final = _Final.AHEAD
         self._final_at_s = 0.0
@@ -206,8 +207,9 @@ class CheckpointTurns:
     def take(self, now: Moment, *, alone: bool = True) -> Request | None:
         """Returns the request to trigger now, None if there is none.
 
-        `alone`: no checkpoint is under way. One that holds the tasks waits for that, because the
-        job restarts after it. At the end of the data it waits for the final one, which refuses it.
+        `alone`: no checkpoint is under way. A request that pauses the tasks waits until it is
+        alone, because the job restarts after it. If all data is processed, the final checkpoint
+        comes first, and such a request is then refused.
         """
         if self._final is not _Final.AHEAD or self._waits_for_rescaling():
             return None

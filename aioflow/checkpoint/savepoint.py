@@ -82,7 +82,7 @@ class StandInTypes(TypeRegistry):
         super().__init__(DEFAULT_TYPES)
 
     def assembler(self, name: str, fields: Sequence[str]) -> Assembler:
-        """Returns the assembler of type `name`, of a stand-in if the class is not imported.
+        """Returns the assembler of type `name`, or of a stand-in if the class is not imported.
 
         Raises LookupError if the class is not imported and was no plain record.
         """
@@ -128,7 +128,7 @@ class StateSummary:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSummary:
-    """One operator of the job that the savepoint was taken of."""
+    """One operator of the job from which the savepoint was taken."""
 
     uid: str
     name: str
@@ -332,8 +332,9 @@ async def delete_savepoint(
 ) -> str:
     """Deletes a savepoint with its state, and returns its URL.
 
-    Files that it does not refer to stay, also those in `state/`. Raises RestoreError if there is no
-    savepoint that can be read, CheckpointError for a checkpoint: its job may go on from there.
+    Files that the savepoint does not refer to stay, even those in `state/`. Raises RestoreError if
+    there is no savepoint that can be read, CheckpointError for a checkpoint, from which its job may
+    still restart.
     """
     async with AsyncExitStack() as stack:
         if host is None:
@@ -388,7 +389,7 @@ def _without_times(stored: Any, kind: str, where: str) -> Any:
 ROWS_A_FRAME = 512
 """Number of rows in a frame of a file, as the heap backend writes them.
 
-Bounded, so that reading needs little memory beyond the values.
+The number is bounded, so that reading needs little memory beyond the values.
 """
 
 Change = Callable[[Any, Any], Any]
@@ -420,7 +421,8 @@ class SavepointEdit:
         self._removed: set[str] = set()
 
     def rename_operator(self, uid: str, new_uid: str) -> None:
-        """Gives the operator another uid, so that its state is restored to that operator.
+        """Stores the state of operator `uid` under `new_uid`, so that it is restored to the
+        operator with that uid.
 
         Raises ValueError if another operator has `new_uid`.
         """
@@ -600,7 +602,8 @@ class SavepointEdit:
 def _rows(
     read: ReadState, name: str, meta: TableMeta, max_parallelism: int, changes: _Changes
 ) -> Iterator[tuple[int, Any, Any, Any]]:
-    """Returns (key group, namespace, key, value) of the entries of a table that are kept, changed.
+    """Returns the kept entries of a table with their changed values, as (key group, namespace, key,
+    value).
 
     They are sorted by key group, and otherwise in the order in which they were read.
     """

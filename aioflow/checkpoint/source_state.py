@@ -31,7 +31,7 @@ __all__ = [
 SOURCE_STATE_VERSION = 2
 """The first value of an encoded source state.
 
-Version 1, which had no packs, is read as well; another one is refused.
+Version 1, which had no packs, is read as well; any other version is refused.
 """
 
 PACKED = 1_000

@@ -2,7 +2,7 @@
 
 Files are streamed, and digested on the way; reading checks the digest. Small state is stored inside
 its handle: a file for each of a thousand small subtasks would cost a store more than their bytes
-do. In a store that other processes cannot read, all state is stored so.
+do. If other processes cannot read the store, all state is stored inside the handles.
 
 `LocalState` keeps copies of the state files that this process wrote, in memory or on its disk
 (`local_files`). A task that is restored here then need not read them from the store. A process that
@@ -210,13 +210,15 @@ class CopyPlace(Protocol):
         """Returns a new, empty copy."""
 
     async def find(self, name: str) -> Copy | None:
-        """Returns a copy that another process has left here."""
+        """Returns the copy of file `name` that another process has left here, or None."""
 
     async def clean(self) -> None:
         """Removes dropped copies."""
 
     def completed(self) -> None:
-        """Notes that a checkpoint completed: copies of processes that have ended are old."""
+        """Notes that a checkpoint completed: copies of processes that have ended are no longer
+        needed.
+        """
 
     async def close(self) -> None:
         """Removes all copies of this process."""
@@ -335,7 +337,7 @@ class LocalState:
     def copies(self, output: StateOutput) -> LocalCopies:
         """Returns an output that writes to `output` and also copies what it writes.
 
-        Copies that are not passed to `keep` are to be dropped.
+        The caller must drop the copies that it does not pass to `keep`.
         """
         return LocalCopies(output, self._place, self._max - self._size)
 

@@ -5,22 +5,22 @@ resumed.
     checkpoints/<number>/metadata   a completed checkpoint: written last; without it there is none
     savepoints/<id>/...             a savepoint: a directory complete in itself, `metadata` beside
                                     `state/<id>`; it may be anywhere else too
-    taken/<number>                  the location of savepoint <number>, written after its metadata:
-                                    of each savepoint under the root, and, wherever it is, of each
-                                    that ended a job, since nothing older may be resumed. Also,
-                                    under a number of its own, the checkpoint that a job was told
-                                    to begin with
+    taken/<number>                  the location of savepoint <number>, written after its metadata.
+                                    Each savepoint under the root has one. So has each savepoint
+                                    that ended a job, wherever it is, because nothing older may be
+                                    resumed. Also, under a number of its own, the location of the
+                                    checkpoint that the user told a job to begin with
     lease/<number>                  which job runs the flow (`lease`)
     finished/<number>               checkpoints up to this number are not resumed: their jobs were
                                     given up
     ended/<number>                  the job came to its end by itself with checkpoint <number>: a
                                     run from there has nothing to do
-    left/<number>                   a job went back to an older checkpoint: this one is resumed
-                                    only on request
+    left/<number>                   checkpoint <number> is resumed only on request, because a job
+                                    went back to an older one
 
 Numbers grow over the whole life of a flow. The metadata of a checkpoint names state files relative
-to the root of the flow. That of a savepoint names them relative to its own directory, so a
-savepoint can be moved. In memory, files of savepoints are named by URL.
+to the root of the flow. The metadata of a savepoint names state files relative to the savepoint's
+own directory, so a savepoint can be moved. In memory, files of savepoints are named by URL.
 """
 
 from __future__ import annotations
@@ -480,9 +480,9 @@ class FlowStore:
         return await self._numbers("checkpoints")
 
     async def left_behind(self) -> list[int]:
-        """Returns the numbers that are resumed only on request, ascending.
+        """Returns the numbers of the checkpoints that are resumed only on request, ascending.
 
-        A job went back from them to an older checkpoint.
+        A job went back from these checkpoints to an older one.
         """
         return await self._numbers("left")
 

@@ -45,9 +45,9 @@ async def sweep(
     * state without references,
     * savepoints that were never completed, and unfinished files.
 
-    Completed savepoints stay for ever. Checkpoints that a job left behind when it went back do not
-    count among the newest, and stay until that job has completed another one. If the store refuses
-    to remove something, a later call tries again.
+    Completed savepoints stay for ever. Checkpoints that a job left behind when it went back to an
+    older one do not count among the newest. They stay until that job has completed another
+    checkpoint. If the store refuses to remove something, a later call tries again.
     """
     objects = store.objects
     before = host.clock.wall_ms() - grace_ms

@@ -25,10 +25,11 @@ SAMPLES = 10
 """Number of samples in a window."""
 
 BEHIND_MS = 200.0
-"""Time of a second that a source waits for room, above which the job falls behind."""
+"""Milliseconds per second that a source waits for room. Above this, the job counts as behind."""
 
 PATIENCE_MAX = 64
-"""Largest number of windows that fewer workers have to be enough before any end."""
+"""Largest number of windows in a row for which fewer workers must suffice before workers are ended.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,11 @@ class Autoscaler:
     """Worker processes of a job with checkpoints, between `min` and `max`, as its load requires.
 
     `flow.run(workers=af.Autoscaler(1, 8), checkpoints=...)` begins with `min` processes. The job is
-    rescaled to more when the workers were busier than `target`, a share of their time, over the
-    `window`. The same happens when sources waited for room for most of it. The job is rescaled to
-    fewer if these would stay below `target`. The next change comes at least a window later. If
-    the job needs more workers again soon after it was rescaled to fewer, it waits longer the next
-    time: 2, 4, and up to 64 windows.
+    rescaled to more processes if the workers were busy for a larger share of a `window` than
+    `target`, or if sources waited for room during most of it. It is rescaled to fewer processes if
+    these would be busy for at most the share `target`. The next change comes at least a window
+    later. If the job needs more workers again soon after it was rescaled to fewer, it waits longer
+    before it is next rescaled to fewer: 2, 4, and up to 64 windows.
     """
 
     min: int
@@ -85,14 +86,17 @@ class LoadWindow:
         self._options = options
         self._samples: deque[Load] = deque(maxlen=SAMPLES)
         self._patience = 1
-        """Number of windows that fewer workers have to be enough before any end."""
+        """Number of windows in a row for which fewer workers must suffice before workers are ended.
+        """
         self._windows_with_less = 0
-        """Number of windows so far in which fewer workers would have been enough."""
+        """Number of windows in a row, so far, for which fewer workers would have sufficed."""
         self._since_fewer: int | None = None
-        """Number of samples since the last change, if that was to fewer workers."""
+        """Number of samples since the last change if it was to fewer workers, otherwise None."""
 
     def observe(self, workers: int, load: Load) -> int | None:
-        """Adds a sample. Returns the number of workers to go on with; None: stay."""
+        """Adds a sample. Returns the number of workers to rescale to, or None to keep the present
+        number.
+        """
         self._samples.append(load)
         if self._since_fewer is not None:
             self._since_fewer += 1
@@ -128,7 +132,7 @@ class LoadWindow:
         self._windows_with_less, self._since_fewer = 0, None
 
     def forget(self) -> None:
-        """Begins another window: the job was restarted, or changed otherwise."""
+        """Begins another window, because the job was restarted or changed otherwise."""
         self._samples.clear()
         self._windows_with_less = 0
 
@@ -136,8 +140,9 @@ class LoadWindow:
 def load_of(graph: JobGraph, metrics: Mapping[str, float], workers: int) -> Load:
     """Returns the load of a job from the metrics of its tasks.
 
-    The tasks of one process share its time. So the workers are as busy as all tasks together, or as
-    the busiest of them, which may be bound to few processes.
+    The tasks of one process share its time, so the load is the busy time of all tasks divided by
+    the number of workers. It is at least the load of the busiest vertex, whose tasks may run in
+    only a few of the processes.
     """
     total, busiest, is_behind = 0.0, 0.0, False
     for vertex in graph.vertices:

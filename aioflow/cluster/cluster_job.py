@@ -63,11 +63,11 @@ SUSPEND_S = 5.0
 class ClusterJob:
     """A `JobRunner` of the Dispatcher.
 
-    `tasks` is the `TaskExecutorGateway` of its JobMaster, `deployer` has the slots for them.
+    `tasks` is the `TaskExecutorGateway` of its JobMaster, `deployer` has the slots for the tasks.
 
     `declare(job_id, slots)` tells the ResourceManager how many slots the job wants, and
-    `lose(worker_id, why)` that its process in a TaskManager counts as lost.
-    `on_over(job_id)` is called when the job holds nothing here any more.
+    `lose(worker_id, why)` that the job's process in that TaskManager counts as lost.
+    `on_over(job_id)` is called when the job no longer holds any resources here.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class ClusterJob:
     ) -> ClusterJob:
         """Makes the job of a cluster.
 
-        Raises GraphError if the job needs its submitter, and that is gone.
+        Raises GraphError if the job needs its submitter, and the submitter is gone.
         """
         shipped = load_job(job.graph)
         parallelism = {int(id_): n for id_, n in job.config.get("parallelism", {}).items()}
@@ -225,14 +225,16 @@ class ClusterJob:
         self.job_master.stop(drain=drain, savepoint=savepoint, directory=directory)
 
     async def rescale(self, parallelism: int | None, of_operators: Mapping[str, int]) -> None:
-        """Lets the job go on at another parallelism. See `RunningJob.rescale`."""
+        """Changes the parallelism of the running job. See `RunningJob.rescale`."""
         graph = rescaled(self.job_master.executions.graph, parallelism, of_operators)
         await self.rescale_to(graph)
 
     async def rescale_to(
         self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None = None
     ) -> None:
-        """Lets the job go on with `graph`, inside `resources`, which has the slots for it."""
+        """Rescales the job to `graph`, its graph at another parallelism. The context `resources`
+        reserves the slots for it.
+        """
         executions = self.job_master.executions
         if resources is None and not same_parallelism(graph, executions.graph):
             needed = slots_needed(graph)
@@ -317,9 +319,9 @@ class ClusterJob:
     def offered(
         self, worker_id: str, connection: RpcConnection, location: str, offers: Sequence[SlotOffer]
     ) -> tuple[Any, Any]:
-        """Returns which slots of a TaskManager, which opened the job at `location`, are accepted.
+        """Handles the slots that a TaskManager offers, which opened the job at `location`.
 
-        The others are returned by their allocation ids.
+        Returns the allocation ids of the accepted and of the rejected slots.
         """
         if self._over:
             return (), tuple(offer.allocation_id for offer in offers)
@@ -397,9 +399,9 @@ class ClusterJob:
             self.tasks.taps.notify("metrics", self.all_metrics())
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
-        """Hands on a batch of a subscription, or the reason why there is none.
+        """Passes a batch of a subscription on, or the reason why it cannot be sent.
 
-        If the tap may miss rows, rows for a slow reader are only counted.
+        If the tap may miss rows, rows for a slow reader are counted and dropped.
         """
         self.tasks.taps.tapped(tap_id, content, rows, missed, refused)
 
@@ -439,7 +441,7 @@ class ClusterJob:
 
     @property
     def state_backend(self) -> str:
-        """Where the tasks of the job keep their state."""
+        """Name of the state backend of the job."""
         return str(self._shipped.options.state_backend)
 
     def worker_at(self, location: str) -> str:

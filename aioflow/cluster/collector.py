@@ -1,11 +1,12 @@
 """Python's garbage collector, set for a process that runs flows: it freezes long-lived state.
 
-Workers are set like this, `af.run` until its flow ends, and a service that calls `af.tune_gc`.
+Workers use these settings, `af.run` uses them until its flow ends, and a service from its call of
+`af.tune_gc` on.
 
 A full collection walks every container in the process, at 20 to 90 ns each. With ten million
-accumulators it blocks the loop for most of a second. It runs each time their number has grown by a
-quarter. So objects that survive a slow full collection are frozen, and the next collection walks
-new objects only.
+accumulators it blocks the loop for most of a second. Python starts one each time the number of
+containers has grown by a quarter. So objects that survive a slow full collection are frozen, and
+the next collection walks new objects only.
 
 Objects that become cyclic garbage after they were frozen would never be found. So from time to time
 a complete collection walks everything. In a process that makes such garbage it runs once the frozen
@@ -20,7 +21,8 @@ milliseconds, while most of it is still cached. If fewer than ten thousand objec
 time, the interpreter never collects the older generations either. So this module also runs full
 collections from time to time.
 
-Ended state, such as that of a task that restarts, is in cycles too; `look_everywhere` asks for it.
+The state of an ended task, such as one that restarts, becomes cyclic garbage too. `look_everywhere`
+requests a collection that finds it.
 
 Invariant: the frozen part is at most `LATER` times its size after the last complete collection, or
 takes at most `LATER * COMPLETE_FROM_NS` to walk.
@@ -78,7 +80,7 @@ OBJECT_NS = 50
 """Approximate time to walk one object."""
 
 YOUNG_EVERY_S = 0.05
-"""At 50,000 records a second, one interval leaves half a millisecond of work."""
+"""Interval of young collections. At 50,000 records a second, each takes half a millisecond."""
 
 FULL_EVERY_S = 10.0
 """Longest time between two full collections. A task that restarts leaves cyclic garbage."""
@@ -112,7 +114,7 @@ class Collector:
         self._makes_garbage = False
         """Whether collections find cyclic garbage."""
         self._aside_ns = 0
-        """Time spent to walk the objects that were frozen since the last complete collection."""
+        """Time of the full collections since the last complete one whose survivors were frozen."""
         self._complete_ns = COMPLETE_FROM_NS
         """Duration of the last complete collection, at least `COMPLETE_FROM_NS`."""
         self._must_be_complete = False

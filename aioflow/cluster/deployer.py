@@ -43,7 +43,7 @@ __all__ = ["TaskDeployer"]
 SUBMIT_S = 300.0
 """Maximum time for a process to answer a deployment.
 
-A function may hold its event loop meanwhile: loading a large model takes minutes.
+A function may block the event loop of the process meanwhile: loading a large model takes minutes.
 """
 
 
@@ -84,7 +84,7 @@ class TaskDeployer:
         self._job_id = job_master.executions.job_id
         self._scheduler = SlotScheduler(self._job_id, job.graph)
         self._rescales = 0
-        """Rescalings that the scheduler knows."""
+        """Number of rescalings that the scheduler knows of."""
         self._adaptive = AdaptiveParallelism(
             job_master.executions,
             job_master.rescale,
@@ -98,7 +98,7 @@ class TaskDeployer:
         self._requests: dict[int, list[TaskDeploymentDescriptor]] = {}
         """Tasks that wait for slots, by the number of the request."""
         self._reserved: asyncio.Future[None] | None = None
-        """Done once the slots of a rescaling are there; while one waits for them."""
+        """Done once the slots of a rescaling are there. None if no rescaling is under way."""
         self._early_loss: Broken | None = None
         """Loss of a worker before the job asked for slots."""
         self._over = False
@@ -123,7 +123,9 @@ class TaskDeployer:
                 self._carry_out(self._scheduler.withdraw(number))
 
     def finished(self, attempt: ExecutionAttemptId) -> None:
-        """Gives back the slot of a task. Its region asks for a slot again if it restarts."""
+        """Gives back the slot of a finished task. If the region of the task restarts, it requests a
+        slot again.
+        """
         if not self._over:
             subtask = attempt.vertex_id, attempt.subtask_index
             self._carry_out(self._scheduler.released([subtask]))
@@ -140,7 +142,9 @@ class TaskDeployer:
     # Slots.
 
     def offered(self, worker_id: str, offers: Sequence[SlotOffer]) -> OfferAnswer:
-        """Takes the slots of a TaskManager that the job needs. Returns which these are."""
+        """Accepts the offered slots that the job needs. Returns which slots are accepted and
+        rejected.
+        """
         answer, *rest = self._scheduler.offered(worker_id, offers)
         assert isinstance(answer, OfferAnswer)
         self._carry_out(rest)
@@ -167,9 +171,10 @@ class TaskDeployer:
     async def slots_reserved(
         self, slots: int, leaving: frozenset[str] = frozenset()
     ) -> AsyncIterator[None]:
-        """Gets `slots` for the rescaling inside the block, on workers that are not in `leaving`.
+        """Reserves `slots` slots for the rescaling inside the block, on workers that are not in
+        `leaving`.
 
-        The new tasks run on these. Raises RescaleError if there are not enough slots.
+        The new tasks run in these slots. Raises RescaleError if there are not enough slots.
         """
         self._reserved = asyncio.get_running_loop().create_future()
         try:
@@ -182,10 +187,11 @@ class TaskDeployer:
                 self._carry_out(self._scheduler.reserve(self._adaptive.slots_wanted))
 
     def no_resources(self, available: int, existing: int) -> bool:
-        """Handles missing slots. Returns whether to log a warning.
+        """Handles a shortage of slots. Returns whether to log a warning.
 
-        A job whose tasks all wait begins with the slots that are there. If these are too few, it
-        waits in line while the `existing` ones suffice, which include those of other jobs.
+        A job whose tasks all wait begins at a lower parallelism that fits its slots. If it has too
+        few slots for any parallelism, it waits in line, provided that `existing`, the number of all
+        slots of the cluster, would suffice.
         """
         waits = bool(self._requests) or self._reserved is not None
         self._refuse_slots(
@@ -263,7 +269,9 @@ class TaskDeployer:
             self._job_master.slot_is_there(descriptor.attempt, False)
 
     def _carry_out(self, instructions: Sequence[Instruction], loss: Broken | None = None) -> None:
-        """Carries out `instructions`. `loss`: why the subtasks that they lose are lost."""
+        """Carries out `instructions`. `loss` is the cause for the subtasks that they report as
+        lost.
+        """
         for instruction in instructions:
             match instruction:
                 case DeclareRequirement(_, slots):

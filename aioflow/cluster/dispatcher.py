@@ -92,7 +92,7 @@ class DispatcherOptions:
     """Options of a Dispatcher.
 
     `archive_max`: number of ended jobs that stay listed; of older ones only the id is known.
-    `retry_s`: seconds between writes to a failing store.
+    `retry_s`: seconds before a failed write to the store is retried.
     """
 
     archive_max: int = 100
@@ -340,7 +340,7 @@ class Dispatcher:
     async def keep(self, job_id: str, **config: Any) -> None:
         """Stores changed settings of a running job, with which the next leader recovers it.
 
-        A store that fails is only logged: the job runs on here. Raises StaleLeader.
+        A failure of the store is only logged, because the job runs on here. Raises StaleLeader.
         """
         managed = self._jobs.get(job_id)
         if managed is None or managed.cancelled:

@@ -12,8 +12,9 @@ that is not the current one are ignored.
     job:    CREATED -> RUNNING <-> RESTARTING
             RUNNING -> FINISHED | FAILING -> FAILED | CANCELLING -> CANCELED
 
-`rescale` gives every region that has not finished another parallelism: its tasks end, and the next
-ones are those of the new graph. Attempts of a subtask always rise, also if it was gone for a while.
+`rescale` changes the parallelism of every unfinished region: its tasks end, and the tasks of the
+new graph start. Attempt numbers of a subtask always rise, even if a lower parallelism had removed
+the subtask for a while.
 
 A task that ends CANCELED without a request counts as failed. Usually its producer failed and
 reports the root cause itself. That report may come later and then replaces the first one
@@ -156,7 +157,7 @@ class _Region:
 class ExecutionGraph:
     """The executions of one job.
 
-    `splits` of each source vertex are dealt out once, round robin, and kept over restarts. After
+    `splits` of each source vertex are distributed once, round robin, and kept over restarts. After
     `restore` the restored splits replace them.
     """
 
@@ -182,11 +183,12 @@ class ExecutionGraph:
     _next: JobGraph | None = None
     """The graph of the tasks that are deployed next, while a rescaling is under way."""
     refusal: InsufficientBuffers | None = None
-    """Why the job went back to its former parallelism; None after a rescaling that stands."""
+    """Why the job went back to its former parallelism. None unless the last rescaling was undone.
+    """
     _former: JobGraph | None = None
-    """The graph before a rescaling whose tasks have not all run yet."""
+    """The graph before a rescaling, until all tasks of the new graph have run."""
     _attempts_from: int = 0
-    """Smallest number of the next attempt of a subtask that does not exist now."""
+    """First attempt number of subtasks that a rescaling adds."""
     _is_consequence: bool = False
     """Whether `failure` came from a task that was canceled without a request.
 
@@ -299,9 +301,9 @@ class ExecutionGraph:
     def restart_failed(
         self, region_index: int, epoch: int, error: BaseException, now: float, jitter: float
     ) -> list[Instruction]:
-        """Reports that the state for a restart could not be read.
+        """Handles a failure to read the state for a restart.
 
-        This counts as another failure, and the strategy decides about it.
+        It counts as another failure, and the restart strategy decides about it.
         """
         if not self.awaits_restart(region_index, epoch):
             return []
@@ -318,7 +320,7 @@ class ExecutionGraph:
         return [ScheduleRestart(region_index, region.epoch, delay)]
 
     def rescale(self, graph: JobGraph) -> list[Instruction]:
-        """Restarts every region that has not finished with the parallelism of `graph`.
+        """Restarts every unfinished region, with the parallelism of `graph`.
 
         `graph` has the same vertices and exchanges. A finished region keeps its tasks. A region
         that waits for a restart gets the new parallelism with that restart, without more delay. If
@@ -331,7 +333,9 @@ class ExecutionGraph:
         return self._restart_as(graph)
 
     def rescaled(self) -> None:
-        """Notes that all tasks of a rescaling have run, so that no failure takes it back."""
+        """Notes that all tasks of a rescaling have run: a later failure does not undo the
+        rescaling.
+        """
         self._former = None
 
     def _restart_as(self, graph: JobGraph) -> list[Instruction]:
@@ -395,7 +399,7 @@ class ExecutionGraph:
     def awaits_deployment(self, attempt: ExecutionAttemptId) -> bool:
         """Whether an instruction to deploy `attempt` is still valid.
 
-        It is not after `attempt` was cancelled or replaced.
+        The instruction is invalid once `attempt` was cancelled or replaced.
         """
         execution = self._current(attempt)
         return execution is not None and execution.state in (
@@ -419,7 +423,8 @@ class ExecutionGraph:
         return execution if execution is not None and execution.attempt == attempt else None
 
     def slot_is_there(self, attempt: ExecutionAttemptId, there: bool) -> bool:
-        """Sets whether `attempt`, which awaits deployment, has its slot: DEPLOYING or SCHEDULED.
+        """Sets the state of `attempt`, which awaits deployment: DEPLOYING if its slot is there,
+        else SCHEDULED.
 
         Returns whether that changed its state.
         """
@@ -433,7 +438,7 @@ class ExecutionGraph:
     def awaits_restart(self, region_index: int, epoch: int) -> bool:
         """Whether a restart is still valid.
 
-        It is not if the job is over, or if the region has failed again or started meanwhile.
+        It is invalid if the job is over, or if the region has failed again or started meanwhile.
         """
         region = self._regions[region_index]
         return (
@@ -482,7 +487,9 @@ class ExecutionGraph:
         return self._restart(region, delay)
 
     def _on_further_failure(self, error: BaseException) -> list[Instruction]:
-        """Handles a failure while a region already ends: the root cause, or a second failure."""
+        """Handles a failure of a region that is already ending. It is the root cause or a second
+        failure.
+        """
         if not self._is_consequence:
             self._attach(error)
             return []
@@ -549,7 +556,7 @@ class ExecutionGraph:
         return self._ended_if_all_ended()
 
     def mirror(self, parallelism: Mapping[int, int]) -> None:
-        """Takes over the parallelism of vertices that another process reports, by id."""
+        """Sets the parallelism of vertices, by vertex id, as another process reports it."""
         graph = with_parallelism(self.graph, parallelism)
         if not same_parallelism(graph, self.graph):
             self.rescales += 1

@@ -42,7 +42,9 @@ __all__ = [
 ]
 
 OnMissed = Callable[[int, Exception | None], None]
-"""Called with the number of records that a watcher missed, or with why it can see none."""
+"""Called with the number of records that a watcher missed, and with the error if records cannot be
+encoded.
+"""
 
 
 class TapGateway(Protocol):
@@ -58,8 +60,8 @@ class TapGateway(Protocol):
         """Lets `tap` see the output of `place` in every subtask, now and after a restart.
 
         With `on_missed`, records may be dropped while the way to `tap` is full. The tap is active
-        at once in this process. In another process it is active when the future of that process is
-        done, also if the process was lost.
+        at once in this process. For each other process a future is returned, which is done when the
+        tap is active there, or the process is lost.
         """
 
     def remove_tap(
@@ -95,7 +97,7 @@ class TaskExecutorGateway(TaskReader, Protocol):
         """Asks a task to end; its end is reported as usual. Unknown attempts are ignored."""
 
     def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
-        """Lets a task begin a checkpoint if no upstream task will send it the barrier.
+        """Tells a task to begin a checkpoint, because no upstream task will send it the barrier.
 
         The task acknowledges or declines it.
         """
@@ -110,7 +112,7 @@ class TaskExecutorGateway(TaskReader, Protocol):
     ) -> None:
         """Tells tasks that a checkpoint will not complete.
 
-        `latest_completed`: the last that did.
+        `latest_completed`: id of the last checkpoint that completed.
         """
 
     async def describe_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int) -> str:
@@ -165,7 +167,7 @@ class JobMasterGateway(Protocol):
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
         """Reports that the subtask has processed every record.
 
-        It ends after the completion of a checkpoint that it takes from now on.
+        The subtask ends once a checkpoint that starts after this has completed.
         """
 
     def ask_producer(
@@ -289,10 +291,11 @@ class RunningJob(Protocol):
         of_operators: Mapping[str, int],
         workers: int | None = None,
     ) -> None:
-        """Lets the job go on at another parallelism, or with other worker processes.
+        """Changes the parallelism of the running job, or the number of its worker processes.
 
-        `parallelism` replaces that of the flow; `of_operators` is by uid. Returns once all new
-        tasks run. Raises RescaleError, GraphError or JobNotRunning.
+        `parallelism` replaces the parallelism of the flow; `of_operators` has the parallelism of
+        single operators, by uid. Returns once all new tasks run. Raises RescaleError, GraphError or
+        JobNotRunning.
         """
         raise RescaleError(
             f"job {self.job_master.executions.graph.name!r} runs where its parallelism is fixed: "

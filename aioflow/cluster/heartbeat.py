@@ -1,11 +1,11 @@
 """Heartbeats to peers, and the detection of lost peers.
 
-Decides, sends nothing; time is an argument. Both ends of a pair hold a monitor. Each sends on its
-own interval and watches the heartbeats of the other. So a link that works one way only is found by
-the end that hears nothing. A peer is given up exactly once. Either it was silent for `timeout_s`,
-or its connection ended and no new one came within `suspicion_s`. A heartbeat that cannot be sent
-needs no count of its own, unlike in Flink: its connection has ended. Flink's defaults are five
-times slower. Shorter ones work here because sockets end with their process.
+This module decides but sends nothing; time is an argument. Both ends of a pair hold a monitor. Each
+sends on its own interval and watches the heartbeats of the other. So a link that works one way only
+is found by the end that hears nothing. A peer is given up exactly once. Either it was silent for
+`timeout_s`, or its connection ended and no new one came within `suspicion_s`. Heartbeats that
+cannot be sent are not counted, unlike in Flink, because their connection has ended. Flink's
+defaults are five times slower. Shorter ones work here because sockets end with their process.
 
 A monitor that stood still (SIGSTOP, a user function that held the interpreter) did not listen. Its
 own pause is therefore no silence of others. For the holder of a lease the pause counts: its peer
@@ -146,7 +146,8 @@ class HeartbeatMonitor(msgspec.Struct):
         return True
 
     def lives(self, peer: str, at: float) -> None:
-        """Notes that the process of `peer` was alive at time `at`, learned outside its connection.
+        """Notes that the process of `peer` was alive at time `at`, which was learned over another
+        connection.
 
         A suspected peer stays suspected, because its connection may be broken.
         """

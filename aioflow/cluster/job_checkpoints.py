@@ -1,6 +1,6 @@
-"""The checkpoints of one job: carries out the decisions of the CheckpointCoordinator.
+"""Carries out the checkpoints of one job, as the CheckpointCoordinator decides.
 
-It holds the store, the lease and the clock for that.
+`JobCheckpoints` holds the store, the lease and the clock.
 
 It opens before the first task is deployed and closes after the last one has ended. In between every
 stimulus of the JobMaster goes through the coordinator, and its instructions are carried out in
@@ -223,7 +223,7 @@ class JobCheckpoints:
     def is_stopping(self) -> bool:
         """Whether the former leader died while the job was stopping.
 
-        Its savepoint was taken, but not all of its tasks had ended.
+        The savepoint of the stop was taken, but not all tasks of the job had ended.
         """
         return self._savepoint_before is not None
 
@@ -256,7 +256,7 @@ class JobCheckpoints:
 
     @property
     def told(self) -> str:
-        """The start of the next attempt, for logs."""
+        """Where the next attempt of the job starts, in words for log messages."""
         latest = self._opened().latest
         if latest is None:
             return "the beginning, because no checkpoint has completed"
@@ -498,9 +498,10 @@ class JobCheckpoints:
         ).checkpoint_id
 
     async def hold(self) -> int:
-        """Takes a checkpoint that holds all tasks, and returns its number. Raises CheckpointError.
+        """Takes a checkpoint after which all tasks pause, and returns its number. Raises
+        CheckpointError.
 
-        The tasks go on if it fails.
+        The tasks go on if the checkpoint fails.
         """
         number = next(self._numbers)
         return (await self._answered(number, self._opened().request_hold, number)).checkpoint_id
@@ -562,7 +563,9 @@ class JobCheckpoints:
                 self._warning = self._begin(self._warn_behind(instruction), name)
 
     async def _warn_behind(self, late: WarnBehind) -> None:
-        """Logs that a checkpoint is late, in which phase it is, and what its task does."""
+        """Logs that a checkpoint is late, its phase in the first missing task, and what this task
+        does.
+        """
         if late.attempt is None or self._tasks is None:
             phase = "all tasks have acknowledged, and the checkpoint is being committed"
         else:
@@ -620,8 +623,8 @@ class JobCheckpoints:
         return task
 
     async def _nothing_beside(self) -> None:
-        """Waits until all background work has ended. A warning is given up: it may wait for a task
-        that does not answer.
+        """Waits until all background work has ended. Cancels a pending warning, which may wait for
+        a task that does not answer.
 
         A task that has just ended stays listed until the loop runs its callback. Waiting for such a
         task would return at once, and the loop would never run.

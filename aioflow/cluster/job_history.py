@@ -90,7 +90,7 @@ class FailureRecord:
     is_consequence: bool = False
     """Whether the task ended CANCELED without a request.
 
-    The failure of another task caused that, and replaces this entry.
+    The failure of another task caused this end, and replaces this entry.
     """
 
 
@@ -115,8 +115,8 @@ class JobHistory:
         return True
 
     def time_in(self, name: str, now_ms: int) -> tuple[int, int]:
-        """Returns two durations in ms: since the present state was entered, and in total in
-        `state`.
+        """Returns two durations in ms that the job spent in state `name`: since it last entered the
+        state (0 if it has left it), and in total.
         """
         here = max(now_ms - self._status_since_ms, 0) if name == self._status else 0
         return here, self._spent_ms.get(name, 0) + here
@@ -126,7 +126,7 @@ class JobHistory:
     ) -> None:
         """Records the new state of a task.
 
-        A report that comes after its end or its cancellation changes nothing.
+        A report that comes after the end or the cancellation of the task changes nothing.
         """
         records = self.attempts.setdefault(
             (attempt.vertex_id, attempt.subtask_index), deque(maxlen=ATTEMPTS_MAX)

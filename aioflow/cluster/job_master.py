@@ -99,7 +99,9 @@ class JobMaster:
             self._begins_with = self._checkpoints
         self._workers: TaskExecutorGateway | None = None
         self.stop_drains: bool | None = None
-        """How the sources were stopped, also for workers that join later."""
+        """Whether the sources were stopped with `drain`, also for workers that join later. None if
+        they were not stopped.
+        """
         self.fencing_token = host.ids.new("fencing")
         self.executions = ExecutionGraph(job_id, graph, restart, has_run=recovered)
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
@@ -115,7 +117,7 @@ class JobMaster:
         self.history = JobHistory()
         self.checkpoint_settings = checkpoints
         self._restarts = 0
-        """Number of restarts that are logged."""
+        """Number of restarts that were logged."""
         self._instructions = InOrder(self._do)
         self._discovery = SplitDiscovery(host, self.executions, self._discovered)
         self._limits = SourceLimits(self.executions, self._limit_source)
@@ -224,7 +226,7 @@ class JobMaster:
     async def rescale(
         self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None = None
     ) -> None:
-        """Goes on with `graph`, the job's graph at another parallelism. See `Rescaling.run`."""
+        """Rescales the job to `graph`, its graph at another parallelism. See `Rescaling.run`."""
         if self.stop_drains is not None:
             raise RescaleError(f"job {graph.name!r} is being stopped, it cannot be rescaled")
         self._rescaling.check()
@@ -236,7 +238,9 @@ class JobMaster:
             raise error
 
     def adapt(self, graph: JobGraph) -> None:
-        """Lets a job none of whose tasks runs go on with `graph`, as a restart does."""
+        """Restarts the job with `graph`, its graph at another parallelism. No task of the job may
+        be running.
+        """
         self._carry_out(self.executions.rescale(graph))
 
     @property
@@ -300,7 +304,7 @@ class JobMaster:
         answer(self.producer_state(attempt))
 
     def producer_state(self, attempt: ExecutionAttemptId) -> ProducerState:
-        """Returns whether a missing partition of `attempt` can still come."""
+        """Returns whether a missing partition of `attempt` may still be created."""
         state = self.executions.state_of(attempt)
         if state in (ExecutionState.RUNNING, ExecutionState.FINISHED):
             return ProducerState.RUNNING

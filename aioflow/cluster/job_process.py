@@ -63,7 +63,9 @@ class _SentLogs(LogTail):
 
 
 class JobServer:
-    """Serves the session of one job to the TaskManager at `address`, until that closes it."""
+    """Serves the session of one job to the TaskManager at `address`, until the TaskManager closes
+    it.
+    """
 
     def __init__(
         self,
@@ -220,7 +222,7 @@ class JobServer:
         self.send("task_ended", attempt_key(attempt))
 
     def _end_process(self, why: str) -> None:
-        """Asks the TaskManager to end this process, which ends in any case."""
+        """Asks the TaskManager to kill this process, which ends even without an answer."""
         logger.error("the process of job %s ends: %s", self._job_id, why)
         self.send("stuck", why)
         asyncio.get_running_loop().call_later(STUCK_S, os._exit, STUCK)

@@ -68,7 +68,7 @@ class JobProcess:
         self.is_closing = False
         """Whether the end of the process is expected."""
         self.missed: dict[int, int] = {}
-        """Rows that were only counted, by the taps that may miss some."""
+        """Number of rows that were dropped, by tap. Contains only taps that may miss rows."""
         self._cancellation_timeout_s = 0.0
         self.requests: dict[str, Callable[..., Any]] = {
             name: partial(self._request, name) for name in REQUESTS
@@ -167,7 +167,7 @@ class JobProcessOwner(Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """False while rows for subscribers that may miss some are only to be counted."""
+        """False while rows for subscribers that may miss rows are to be counted and dropped."""
 
     def tell(self, method: str, *args: Any) -> None:
         """Passes a report on to the JobManager."""
@@ -256,7 +256,7 @@ class JobProcesses:
     async def ask(self, what: str, *args: Any, until: asyncio.Future[Any]) -> list[Any]:
         """Asks the processes of all jobs about themselves: see `ProcessInspector.ask`.
 
-        Leaves out those that have not answered `ANSWER_S` after `until`.
+        Leaves out processes that have not answered `ANSWER_S` after `until` is done.
         """
         asked = [
             asyncio.get_running_loop().create_task(

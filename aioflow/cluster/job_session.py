@@ -117,7 +117,8 @@ class JobSession:
 
     `tell` reports to the JobMaster with `token`, and `ask` asks it. `on_end(attempt)` is called
     when a task has released all its resources. While not `is_writable()`, rows for subscribers that
-    may miss some are only counted. `requests` answers the JobMaster, by the names in `REQUESTS`.
+    may miss rows are counted and dropped. `requests` answers the JobMaster, by the names in
+    `REQUESTS`.
     """
 
     def __init__(
@@ -304,7 +305,7 @@ class JobSession:
         self.cancel_task(ExecutionAttemptId(*key))
 
     def _on_add_tap(self, job_id: str, place: TapPlace, tap_id: int, may_miss: bool) -> None:
-        """Sends every batch that `place` emits here as `tapped` from now on."""
+        """From now on, reports each batch that `place` emits in this process as `tapped`."""
         if tap_id not in self._taps:
             tap = self._taps[tap_id] = partial(self._send_tapped, tap_id, may_miss)
             self.executor.add_tap(job_id, place, tap)
@@ -331,7 +332,7 @@ class JobSession:
         )
 
     def tell_missed(self) -> None:
-        """Reports the rows that were only counted since the last report."""
+        """Reports the number of rows that were dropped since the last report."""
         for tap_id, missed in self._missed.items():
             self._tell("tapped", self._job_id, tap_id, b"", 0, missed, "")
         self._missed.clear()
@@ -372,7 +373,7 @@ class JobSession:
     def _on_stuck(self, attempt: ExecutionAttemptId, error: CancellationTimeout) -> None:
         """Ends this process, and reports the task as lost.
 
-        In this order: a JobMaster may be over once it knows the end of its last task.
+        The order matters: a JobMaster may be over once it knows that its last task has ended.
         """
         assert self._end_process is not None
         self._end_process(str(error))
@@ -463,9 +464,9 @@ def unpack_error(content: bytes, codec: Codec) -> Exception | None:
 
 
 def exit_request(error: RemoteError, content: bytes, codec: Codec) -> SystemExit | None:
-    """Returns the SystemExit that `content` describes and `error` stands for; None if it does not.
+    """Rebuilds a SystemExit of another process from `content`. Returns None for any other error.
 
-    Of its class only the name is rebuilt otherwise.
+    `error`, which has only the name of the class, becomes the cause of the SystemExit.
     """
     if error.type_name != "SystemExit":
         return None

@@ -79,7 +79,7 @@ class Recovered:
     jobs: list[PersistedJob]
     """Jobs to run again."""
     to_clean_up: list[EndedJob]
-    """Ended jobs that may not be cleaned up: clean up again, then call `forget`."""
+    """Ended jobs whose clean-up may be incomplete: clean up again, then call `forget`."""
     ended: list[EndedJob]
     """All jobs that ended for good, including those to clean up."""
 
@@ -87,7 +87,7 @@ class Recovered:
 class JobStore:
     """The store of one leader.
 
-    Writing methods raise StaleLeader when it no longer leads, even after the write. Do not
+    Writing methods raise StaleLeader when the leader no longer leads, even after the write. Do not
     acknowledge in that case.
     """
 
@@ -97,7 +97,8 @@ class JobStore:
         self._leadership = leadership
 
     async def recover(self) -> Recovered:
-        """Reads everything and takes it over. Call it first, and once.
+        """Reads all entries and writes them again under the token of this leader. Call it first,
+        and once.
 
         Raises RestoreError, naming the file, if a valid entry cannot be read.
         """

@@ -72,16 +72,17 @@ class JobManagerOptions:
     bind: str = "127.0.0.1"
     port: int = 6123
     request_timeout_s: float = 30.0
-    """A job that lacks slots for this long runs with those that are there.
+    """A job that lacks slots for this long runs with those that it has.
 
-    If other jobs have them all, it waits in line. If the cluster has too few for any parallelism,
+    If other jobs have all slots, it waits in line. If the cluster has too few for any parallelism,
     it fails with NoResourceAvailable.
     """
     lease: LeaseOptions = field(
         default_factory=lambda: LeaseOptions(lease_s=15.0, renew_s=2.0, stop_s=3.0)
     )
-    """A disk that stalls for ten seconds must not cost the leader its lease: each job of the
-    cluster would restart. Kubernetes elects leaders with the same durations.
+    """Durations of the leader's lease. A disk that stalls for ten seconds must not cost the leader
+    its lease: each job of the cluster would restart. Kubernetes elects leaders with the same
+    durations.
     """
     heartbeat: HeartbeatOptions = field(default_factory=HeartbeatOptions)
 
@@ -250,7 +251,7 @@ class JobManager:
     def fenced_total(self) -> int:
         """Messages of replaced leaders, workers and attempts that the cluster has refused.
 
-        Counted since this process leads.
+        Counted since this process became the leader.
         """
         leading = self._now_leading()
         elsewhere = 0 if leading is None else leading.resources.fenced_total
@@ -463,7 +464,7 @@ class JobManager:
     async def rescale(
         self, job_id: str, parallelism: int | None, of_operators: Mapping[str, int]
     ) -> None:
-        """Lets a job go on at another parallelism, which is stored for the next leader.
+        """Changes the parallelism of a running job, and stores it for the next leader.
 
         Raises RescaleError, GraphError, JobNotRunning, UnknownJob.
         """

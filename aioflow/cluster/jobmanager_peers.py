@@ -118,7 +118,9 @@ class TaskManagerCalls:
         resources.alive(worker_id, registration)
 
     def _on_give_up(self, worker_id: str, reason: str) -> None:
-        """Ends a TaskManager on its request: a function goes on although its task was cancelled."""
+        """Ends a TaskManager at its own request, because a function goes on although its task was
+        cancelled.
+        """
         resources = self._resources()
         if resources is not None:
             resources.lose(worker_id, reason)
@@ -201,7 +203,9 @@ class Submitters:
         self._following: dict[asyncio.Task[None], None] = {}
 
     def get(self, job_id: str) -> Submitter | None:
-        """Returns None if the submitter did not stay, is not connected, or the job is over."""
+        """Returns the submitter of a job. None if it did not stay, is not connected, or the job is
+        over.
+        """
         return self._known.get(job_id)
 
     def add(self, job_id: str, submitter: Submitter) -> None:
@@ -254,7 +258,7 @@ class Submitters:
     def follow(self, dispatcher: Dispatcher, job_id: str, connection: RpcConnection | None) -> None:
         """Notifies `connection` once the job has ended, and then forgets its submitter.
 
-        It ends with `dispatcher` at the latest.
+        The wait ends with `dispatcher` at the latest.
         """
         following = self._tell_the_end(dispatcher, job_id, connection)
         task = asyncio.get_running_loop().create_task(following, name=f"follow {job_id}")

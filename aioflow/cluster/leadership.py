@@ -97,8 +97,8 @@ class LeaderElection:
         leads.
 
         `lead` is cancelled when the lease is lost, and then has `stop_s` to end. `run` returns when
-        `lead` returns. An error of `lead` is raised after the lease was released. After StaleLeader
-        it contends again.
+        `lead` returns. An error of `lead` is raised after the lease was released. If `lead` raises
+        StaleLeader, `run` contends again.
         """
         given_up = given_up or asyncio.Event()
         while (leadership := await self._win(given_up)) is not None:
@@ -128,7 +128,7 @@ class LeaderElection:
             )
 
     async def _win(self, given_up: asyncio.Event) -> Leadership | None:
-        """Returns None if `given_up` was set first."""
+        """Waits until this candidate leads. Returns None if `given_up` was set first."""
         options, clock = self._options, self._host.clock
         seen, since, before = -1, 0.0, ""
         ending = asyncio.get_running_loop().create_task(given_up.wait(), name="candidate")
@@ -230,8 +230,8 @@ async def connect_to_leader(
 ) -> tuple[Address, RpcConnection]:
     """Connects to the leading JobManager. Returns its address and the connection.
 
-    Raises OSError if no JobManager can be reached (TimeoutError: it does not answer), NoLeader
-    if some can but none leads, Broken if one refuses the secret.
+    Raises OSError if no JobManager can be reached (TimeoutError: it does not answer), NoLeader if
+    some can be reached but none leads, Broken if one refuses the secret.
     """
     chosen: RpcConnection | None = None
 

@@ -179,7 +179,7 @@ class OpenJobs:
     # Closing.
 
     def drop(self, job_id: str) -> None:
-        """Gives back the slots of a job whose JobMaster does not take them."""
+        """Gives back the slots of a job whose JobMaster does not accept them."""
         session = self.sessions.get(job_id)
         if session is not None:
             try:
@@ -212,7 +212,8 @@ class OpenJobs:
     async def _close(self, session: Session) -> None:
         """Closes a session that serves no job any more.
 
-        A cancellation leaves that to the end of the TaskManager.
+        If this is cancelled, the session stays in `left`, and the TaskManager closes it when it
+        ends.
         """
         self._closing[session] = None
         await session.close()
@@ -221,7 +222,7 @@ class OpenJobs:
     def _drop_token(self, job_id: str, token: int) -> None:
         """Disconnects the JobMaster of a job whose code is closed here.
 
-        The slot table then does not offer it the next slot.
+        The slot table then does not offer the next slot to this JobMaster.
         """
         try:
             self._opener.carry_out(self._table.job_over(job_id, token))

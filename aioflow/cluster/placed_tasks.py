@@ -11,7 +11,7 @@ arrives.
 Taps are subscriptions of the submitter, and watchers in the JobManager. Each tap has a number. The
 submitter numbers its taps from 1; watchers here have negative numbers. Every TaskManager gets every
 tap, also one that joins later. If a subscription may miss rows, rows that a slow submitter does not
-take in time are only counted.
+take in time are counted and dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ SUBMITTER = ""
 class JobPeer(msgspec.Struct):
     """One process.
 
-    `location` is the address at which other processes read its partitions; empty if it runs none.
+    `location` is the address at which other processes read its partitions; empty if it runs no
+    tasks.
     """
 
     connection: RpcConnection
@@ -75,7 +76,7 @@ class JobPeers:
         """Worker ids by location, including those of lost workers."""
 
     def get(self, worker_id: str | None) -> JobPeer | None:
-        """Returns None if the process is not, or no longer, connected."""
+        """Returns a process, or None if it is not, or no longer, connected."""
         return None if worker_id is None else self._peers.get(worker_id)
 
     def all(self) -> list[JobPeer]:
@@ -219,7 +220,7 @@ class JobTaps:
             self.submitter.connection.notify(method, *args)
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
-        """Hands on a batch, or the reason why there is none."""
+        """Passes a batch to its watcher or the submitter, or the reason why it cannot be sent."""
         watch = self._watchers.get(tap_id)
         if watch is not None:
             if content:
@@ -347,7 +348,7 @@ class PlacedTasks:
     ) -> Sequence[asyncio.Future[None]]:
         """Adds a tap for a watcher in this process.
 
-        In the JobManager of a cluster it may always miss records. Taps of the submitter have
+        In the JobManager of a cluster, any watcher may miss records. Taps of the submitter have
         numbers of their own: see `add_remote_tap`.
         """
         may_miss = on_missed is not None or self.here is None

@@ -1,8 +1,8 @@
 """The submitter's side of a job that runs elsewhere: the part that stays, and a stand-in JobMaster.
 
 Collected results, pushed inputs and local functions cannot leave the process. For them the process
-is a worker, from submission to the end of the connection, and again under the next leader. Its
-subscriptions outlive both.
+is a worker, from submission to the end of the connection, and again under the next leader. The
+subscriptions of the process outlive connections and leaders.
 
 The stand-in has the last reported state of the JobMaster. Requests go to that JobMaster.
 """
@@ -239,7 +239,7 @@ class RemoteJobMaster:
             self.ask("stop", self.executions.job_id, *self._stop)
 
     def refuse_stop(self, error: Exception) -> None:
-        """Notes that the cluster cannot stop the job that way."""
+        """Notes that the cluster cannot stop the job in the requested way."""
         self._stop = None
         if not self.stop_refused.done():
             self.stop_refused.set_exception(error)
@@ -258,7 +258,7 @@ class RemoteJobMaster:
         return int(await self._called("checkpoint"))
 
     async def rescale(self, parallelism: int | None, of_operators: Mapping[str, int]) -> None:
-        """Lets the job go on at another parallelism. Returns once all new tasks run."""
+        """Changes the parallelism of the running job. Returns once all new tasks run."""
         await self._called("rescale", parallelism, dict(of_operators))
 
     async def _called(self, method: str, *args: Any) -> Any:

@@ -13,14 +13,15 @@ job restarts as always, and the rescaling is tried again. If the job waits for a
 that restart has the new parallelism. If the network memory does not suffice for the new tasks, the
 former ones start again from the same checkpoint.
 
-With too few slots a job runs at the parallelism that they allow, and at more when more come:
+With too few slots a job runs at a lower parallelism that they allow, and at a higher one when more
+slots come:
 
     waits for slots --request timeout over, some are there--> runs at less, still wants all
     waits for slots --request timeout over, other jobs have them--> waits in line
     runs at less --more have come, and none for `SETTLE_S`--> is rescaled to what they allow
 
-The first of these steps restarts nothing that runs: its tasks still wait. The last one needs
-checkpoints; a job without them stays as it is.
+The first of these steps interrupts no running task, because all tasks still wait. The last step
+needs checkpoints; a job without checkpoints stays at its parallelism.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Rescaling:
     ) -> Exception | None:
         """Rescales like `run`, and returns its error instead of raising it.
 
-        The job runs this in its task group, where an error that is raised ends the job.
+        The job runs this in its task group, where raising an error would end the job.
         """
         try:
             await self.run(graph, resources)
@@ -94,9 +95,9 @@ class Rescaling:
     ) -> None:
         """Returns once every task of `graph` runs.
 
-        `resources` is entered before the job is held, and left after. Without `resources`, a job
-        that has this parallelism already stays as it is. Raises RescaleError or JobNotRunning if
-        the job goes on as it was, or has ended.
+        `resources` is entered before step 2, and left when all new tasks run. Without `resources`,
+        a job that has this parallelism already stays as it is. Raises RescaleError or JobNotRunning
+        if the job goes on as it was, or has ended.
         """
         checkpoints = self.check()
         if resources is None and same_parallelism(graph, self._executions.graph):
@@ -133,7 +134,9 @@ class Rescaling:
         return self._checkpoints
 
     def _refuse_lossy_sources(self) -> None:
-        """Refuses a job whose source function would be called again from its beginning."""
+        """Raises RescaleError if an unfinished source function cannot continue at a position. After
+        the rescaling it would be called again, and repeat its elements from the beginning.
+        """
         executions = self._executions
         for vertex in executions.graph.vertices:
             source = vertex.head.source
@@ -155,8 +158,7 @@ class Rescaling:
         return ", ".join(changed) or "other workers"
 
     async def _hold(self, checkpoints: JobCheckpoints) -> None:
-        """Returns once no task processes anything more, and a checkpoint contains all their
-        work."""
+        """Pauses all tasks with a checkpoint, and returns once it contains all their work."""
         for tries_left in reversed(range(TRIES)):
             if self._executions.is_down:
                 return
@@ -228,7 +230,7 @@ class AdaptiveParallelism:
     """The parallelism of one job whose slots may be too few.
 
     `rescale(graph)` is a method of the JobMaster. `slots()` returns how many slots the job has.
-    `can_grow`: whether it has checkpoints.
+    `can_grow`: whether the job has checkpoints.
     """
 
     def __init__(
@@ -248,7 +250,8 @@ class AdaptiveParallelism:
         self._warn_submitter = warn_submitter
         self._can_grow = can_grow
         self._wanted: JobGraph | None = None
-        """The job as it should be, while it runs at less."""
+        """The graph at the wanted parallelism, while the job runs at a lower one; otherwise None.
+        """
         self._timer: asyncio.TimerHandle | None = None
         self._in_line = False
         """Whether the log says that the job waits for slots of other jobs."""
@@ -285,7 +288,9 @@ class AdaptiveParallelism:
         return smaller
 
     def waits_in_line(self, existing: int) -> bool:
-        """Returns whether all slots would suffice, at any parallelism. Logs the first yes."""
+        """Returns whether `existing`, the number of all slots, would suffice for the job at any
+        parallelism. Logs a warning when the job begins to wait in line.
+        """
         executions = self._executions
         if fitting(executions.next_graph, existing) is None:
             return False
@@ -299,7 +304,9 @@ class AdaptiveParallelism:
         return True
 
     def slots_came(self) -> None:
-        """Waits for a moment whether further slots come, then lets the job use all slots."""
+        """Rescales a job that runs with too few slots, so that it uses all it has. Waits first
+        until no further slots have come for `SETTLE_S`.
+        """
         self._in_line = False
         if self._wanted is not None and self._can_grow:
             self._stop_timer()

@@ -182,8 +182,8 @@ class ResourceManager:
     def connection_ended(self, connection: RpcConnection) -> None:
         """Declares a TaskManager lost when its connection ends.
 
-        It then ends its tasks; it may register again. A provider has `suspicion_s` to say how its
-        process ended.
+        The TaskManager then ends its tasks, and may register again. A provider has `suspicion_s` to
+        say how its process ended.
         """
         for worker_id, worker in list(self._workers.items()):
             if worker.connection is not connection:
@@ -199,9 +199,9 @@ class ResourceManager:
             self._lost(worker_id, reason)
 
     def lose_job(self, job_id: str, worker_id: str, reason: str) -> None:
-        """Ends the process of a job that does not carry out a request.
+        """Ends a job's process that does not carry out a request.
 
-        If the TaskManager is that process, the TaskManager is lost.
+        If the TaskManager itself is that process, the TaskManager is declared lost.
         """
         worker = self._workers.get(worker_id)
         if worker is not None and worker.isolated:
@@ -210,7 +210,7 @@ class ResourceManager:
             self.lose(worker_id, reason)
 
     def job_over(self, job_id: str) -> None:
-        """Ends the processes that still open a job, which has ended: an import may hang."""
+        """Ends processes that still load the code of a job that has ended: an import may hang."""
         for worker_id in self._slots.opening(job_id):
             if self._workers[worker_id].isolated:
                 self.lose_job(job_id, worker_id, "its job ended before it was opened")
@@ -250,7 +250,9 @@ class ResourceManager:
     def resize(
         self, workers: int, slots_per_worker: int, leaving: frozenset[str] = frozenset()
     ) -> None:
-        """Keeps another number of workers, apart from those in `leaving`, which go when idle."""
+        """Sets how many workers to keep, apart from those in `leaving`, which are released when
+        idle.
+        """
         now = self._host.clock.monotonic()
         self._carry_out(self._slots.resize(workers, slots_per_worker, leaving, now))
 

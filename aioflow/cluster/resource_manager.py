@@ -78,7 +78,8 @@ class SlotManagerOptions:
     def with_provider(self, provider: WorkerProvider) -> SlotManagerOptions:
         """Returns these options for workers that `provider` starts.
 
-        It limits the time of a start and reports each failed one.
+        There is no start timeout, because `provider` limits the time of a start and reports each
+        failed start.
         """
         return replace(
             self,
@@ -157,8 +158,8 @@ class OpensSlowly:
 class NotEnoughResources:
     """Tell the JobMaster that it has `available` slots and cannot get `wanted` in time.
 
-    `existing` is the number of all slots, most of which other jobs may have. It is the largest one
-    since the last report, so that a worker may be replaced meanwhile.
+    `existing` is the number of all slots, most of which other jobs may have. It is the largest
+    number since the last report, so that the replacement of a worker does not lower it.
     """
 
     job_id: str
@@ -384,9 +385,9 @@ class SlotManager:
         status: SlotStatus | None,
         now: float,
     ) -> list[Instruction]:
-        """Notes that the worker refused: `status` is the content of the slot.
+        """Notes that the worker refused a slot. `status` is the present content of the slot.
 
-        None: no answer, so it is asked again.
+        None: the worker did not answer, so it is asked again.
         """
         worker = self._worker(token, worker_id, registration)
         if worker is None:
@@ -450,7 +451,9 @@ class SlotManager:
     def resize(
         self, workers: int, slots_per_worker: int, leaving: frozenset[str], now: float
     ) -> list[Instruction]:
-        """Keeps another number of workers, apart from those in `leaving`, which go when idle."""
+        """Sets how many workers to keep, apart from those in `leaving`, which are released when
+        idle.
+        """
         self.options = replace(
             self.options,
             workers_min=workers,
@@ -633,7 +636,9 @@ class SlotManager:
         return instructions
 
     def _tell_slow(self, worker: _Worker, now: float) -> list[Instruction]:
-        """Tells once for each job, and again after twice the time."""
+        """Returns what to log about jobs that the worker is slow to open: once, and again after
+        twice the time.
+        """
         waited: dict[str, float] = {}
         for slot in worker.slots:
             if slot.late_at is None or now < slot.late_at or now >= (slot.accept_by or now):

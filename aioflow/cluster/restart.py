@@ -46,7 +46,7 @@ class RestartPolicy(Protocol):
     def fatal(self) -> Fatal: ...
     @property
     def retries(self) -> bool:
-        """Whether it ever restarts."""
+        """Whether the policy ever restarts a job."""
 
     @property
     def from_running(self) -> bool:
@@ -226,7 +226,8 @@ def exponential_delay(
     attempts: int | None = None,
     fatal: Fatal = (),
 ) -> RestartPolicy:
-    """Waits longer after each failure, up to `maximum`; starts over after a quiet `reset_after`.
+    """Waits longer after each failure, up to `maximum`; starts over after `reset_after` without
+    failure.
 
     `attempts` None: for ever.
     """

@@ -69,7 +69,7 @@ class GivenSavepoint:
 
     @property
     def told(self) -> str:
-        """The start of the job, for logs."""
+        """Where the job starts, in words for log messages."""
         return f"the savepoint {self._settings.restore}"
 
     async def restore_point(
@@ -93,7 +93,7 @@ async def found_checkpoint(
     """Returns the checkpoint that a job starts from; None: it starts empty. Raises RestoreError.
 
     `recovered`: the id of a job that ran before. If that job completed a checkpoint, it continues
-    from there, and `settings` do not count.
+    from there, and `settings` are ignored.
     """
     if recovered is not None:
         newest = await store.newest()
@@ -189,7 +189,7 @@ def _recognised(
 ) -> tuple[list[list[SplitState]], Sequence[Split]]:
     """Returns `former` with the current ids of its splits, and the new ones among `found`.
 
-    Only if the source can tell (`finder.recognise`, see `Source`).
+    Returns both unchanged if the source has no `finder` to recognise them (see `Source`).
     """
     finder = None if source is None else source.finder
     if finder is None:

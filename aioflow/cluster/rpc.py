@@ -61,8 +61,8 @@ class RpcConnection:
     def call(self, method: str, *args: Any) -> Coroutine[Any, Any, Any]:
         """Calls `method` of the peer at once.
 
-        Awaiting gives its result, or raises its error or Broken. Raises Broken at once if the
-        connection has ended, TypeNotSupported if an argument cannot be encoded.
+        Awaiting the call gives its result, or raises its error or Broken. Raises Broken at once if
+        the connection has ended, TypeNotSupported if an argument cannot be encoded.
         """
         peer = self._open_peer()
         call_id, content = peer.call(method, args)

@@ -3,10 +3,11 @@
 It decides and does nothing itself.
 
 Slot sharing: one slot takes one subtask of each vertex of a sharing group. So a group needs as many
-slots as its widest vertex has subtasks, and a job needs the sum over its groups. Subtask i of a
-vertex goes to place `i * width // parallelism`. This spreads narrow vertices over the group and
-keeps pointwise neighbours together. Both ends of a forward edge are equally wide, so they share
-their slots without a co-location group: only whole places are bound to slots.
+slots as its widest vertex has subtasks, and a job needs the sum over its groups. A place is the set
+of subtasks that share one slot. Subtask i of a vertex goes to place `i * width // parallelism`.
+This spreads narrow vertices over the group and keeps pointwise neighbours together. Both ends of a
+forward edge are equally wide, so they share their slots without a co-location group: only whole
+places are bound to slots.
 
     place: UNBOUND --request, slot at hand--> BOUND
            BOUND --all its subtasks released--> UNBOUND, its slot freed
@@ -139,8 +140,9 @@ def places_of(graph: JobGraph) -> list[Place]:
 def slots_needed(graph: JobGraph) -> int:
     """Returns how many slots of workers a job takes, at least 1.
 
-    A place takes none if all its subtasks stay in the program. Narrow operators beside a wide one
-    that stays there share fewer slots than they might.
+    A place takes no slot if all its subtasks stay in the program. Narrow operators beside a wide
+    operator that stays there are spread over its width. They may then take more slots than
+    necessary.
     """
     roaming = {vertex.id for vertex in graph.vertices if not vertex.stays_here}
     places = [p for p in places_of(graph) if any(vertex in roaming for vertex, _ in p.subtasks)]
@@ -183,7 +185,7 @@ class SlotScheduler:
         self._next_request = 0
         self._declared = 0
         self._reserved = 0
-        """Slots that are kept, or asked for, although no subtask needs them yet."""
+        """Number of slots that are kept or requested, although no subtask needs them yet."""
         self._leaving: frozenset[str] = frozenset()
         """Workers whose slots the job gives back when it is rescaled."""
         self._closed = False
@@ -268,9 +270,9 @@ class SlotScheduler:
         return self._after_change()
 
     def reserve(self, slots: int, leaving: frozenset[str] = frozenset()) -> list[Instruction]:
-        """Asks for `slots` in all, without those of workers in `leaving`.
+        """Requests `slots` slots in total, not counting those of workers in `leaving`.
 
-        With 0 it asks for no slot. `is_reserved` says whether the job has them.
+        0 reserves no slots. `is_reserved` says whether the job has them.
         """
         self._reserved, self._leaving = slots, leaving
         return self._after_change()
@@ -287,8 +289,8 @@ class SlotScheduler:
     def rescaled(self, graph: JobGraph) -> list[Instruction]:
         """Replaces the places by those of the same graph at another parallelism.
 
-        Its former subtasks have ended, or are being cancelled. Slots of workers that leave are
-        freed. The others are spread again, and those in excess freed by the next request.
+        The former subtasks have ended, or are being cancelled. Slots of workers that leave are
+        freed. The next request binds the other slots to places, and frees those in excess.
         """
         self._places = [_PlaceState(place) for place in places_of(graph)]
         self._place_of = {
@@ -323,7 +325,7 @@ class SlotScheduler:
     def no_resources(self, available: int) -> list[Instruction]:
         """Fails waiting requests, because the ResourceManager cannot meet the requirement.
 
-        `available`: slots it has for this job.
+        `available`: number of slots that the ResourceManager has for this job.
         """
         instructions: list[Instruction] = []
         for number, subtasks in self._requests.items():
@@ -336,7 +338,8 @@ class SlotScheduler:
         return instructions + self._after_change()
 
     def wait_in_line(self) -> list[Instruction]:
-        """Gives back slots that do not suffice for the waiting requests, which keep waiting.
+        """Gives back the unused slots, which do not suffice for the waiting requests. The requests
+        wait on.
 
         Otherwise two jobs might each hold slots that the other one lacks.
         """

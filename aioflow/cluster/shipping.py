@@ -44,7 +44,9 @@ __all__ = ["JOB_BYTES_MAX", "ShippedJob", "load_job", "local_job", "ship_job"]
 logger = logging.getLogger(__name__)
 
 JOB_BYTES_MAX = 60 << 20
-"""Limit for a program with its constants. One call carries it to a worker, up to 64 MiB."""
+"""Maximum size of an encoded job. One call carries the job to a worker, and a call is limited to 64
+MiB.
+"""
 
 REMEDY = (
     "what an operator holds must be picklable: take connections, locks and files in open() or "
@@ -156,7 +158,7 @@ def local_job(graph: JobGraph, options: TaskOptions) -> ShippedJob:
 
 
 def _parts(graph: JobGraph) -> Iterator[tuple[Any, str]]:
-    """Yields each part of a graph with user code, and its name for messages."""
+    """Yields each object of a graph that has user code, and its name for error messages."""
     for vertex in graph.vertices:
         for node in vertex.nodes:
             yield node, f"operator {node.name!r}"
@@ -439,9 +441,9 @@ def _with_aliases(cls: type[Enum], reduced: Any) -> Any:
 def _set_attributes(instance: object, state: dict[str, Any]) -> None:
     """Sets attributes one by one, as `__init__` did.
 
-    CPython keeps such attributes in the object itself. Attributes that pickle writes into
-    `__dict__` are looked up there from then on. A call of such a function object takes half as long
-    again.
+    CPython keeps attributes that are set one by one in the object itself. Attributes that pickle
+    writes into `__dict__` are looked up there from then on, which makes a call of a function object
+    half as long again.
     """
     cls = type(instance)
     if any(hasattr(type(inspect.getattr_static(cls, name, None)), "__set__") for name in state):

@@ -407,7 +407,8 @@ class TaskSlotTable:
     def _forget_job_master(self, job_id: str) -> None:
         """Forgets the JobMaster of a job without a slot here.
 
-        Its token is kept while the job has one. Without a slot an old leader can do no harm.
+        The token of the JobMaster is kept while the job has a slot here. Without a slot an old
+        leader can do no harm.
         """
         if not self.is_connected(job_id) and not self._of_job(job_id):
             self._job_masters.pop(job_id, None)

@@ -1,10 +1,10 @@
 """Sources of a running job: looks for new splits, and limits how far sources may read.
 
 `discover_every` says how often to look. A split belongs to one subtask as long as its attempt
-lives, even if it may not have arrived. It is then sent again, and a subtask that has it already
-ignores it. So each split is read once. A restart assigns all splits again: those of the checkpoint
-continue at their positions, the others start from the beginning. Splits found meanwhile are
-assigned by the next look.
+lives, even if the split may not have arrived. The split is then sent again, and a subtask that
+already has it ignores it. So each split is read once. A restart assigns all splits again: those of
+the checkpoint continue at their positions, the others start from the beginning. Splits found
+meanwhile are assigned by the next look.
 
 Sources of one alignment group wait for the slowest of them. A source may also have to wait until
 another input of an operator was read. Tasks report their progress, and get limits in answer
@@ -12,7 +12,7 @@ another input of an operator was read. Tasks report their progress, and get limi
 timers and everything downstream go on.
 
 *Alignment*: the event time of a subtask is at most that of the slowest subtask of the group plus
-the drift. Ended and idle subtasks do not count. Nothing is limited before each has reported.
+the drift. Ended and idle subtasks do not count. No limit is set before each subtask has reported.
 
 *Reading first*: a source that has to wait begins with its first limit. The limit is sent when every
 subtask of each operator that the source waits for has reported. After a restart it waits again.
@@ -73,7 +73,7 @@ class SplitTaker(Protocol):
 class SplitDiscovery:
     """Split discovery of one job.
 
-    `found`: known splits of each source vertex; this adds new ones.
+    `found`: known splits of each source vertex; the discovery adds new ones.
     """
 
     def __init__(self, host: Host, executions: Subtasks, found: Mapping[int, list[Split]]) -> None:
@@ -89,7 +89,7 @@ class SplitDiscovery:
             for vertex in executions.graph.vertices
             if _interval_s(vertex) is not None
         }
-        """The vertices whose sources are searched repeatedly."""
+        """The vertices whose sources repeatedly look for new splits."""
         for vertex in self.vertices.values():
             source = vertex.head.source
             if source is not None and source.finder is not None:

@@ -28,9 +28,9 @@ OPTIONS = (
     "array_like", "cache_hash", "dict", "eq", "forbid_unknown_fields", "frozen", "gc",
     "omit_defaults", "order", "repr_omit_defaults", "tag", "tag_field", "weakref",
 )  # fmt: skip
-"""Keywords of a Struct that it inherits and knows afterwards.
+"""Class keywords of a Struct that subclasses inherit and that can be read from the class.
 
-`kw_only` and `rename` show in its fields.
+`kw_only` and `rename` are missing, because the fields show them.
 """
 
 POST_INIT = "__post_init__"
@@ -39,7 +39,7 @@ POST_INIT = "__post_init__"
 @dataclass(frozen=True, slots=True)
 class _Field:
     default: Any
-    """`msgspec.NODEFAULT` for none."""
+    """Default value; `msgspec.NODEFAULT` if there is none."""
     factory: Callable[[], Any] | None
     encoded_name: str
 

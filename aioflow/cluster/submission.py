@@ -57,8 +57,8 @@ ASK_S = 5.0
 """How often a JobManager is asked whether it still leads, while the end of a job is waited for."""
 
 SILENCE_S = 30.0
-"""A JobManager that does not answer for so long is stopped, or cut off: the next leader is
-looked for.
+"""Time without an answer after which a JobManager counts as stopped or cut off. The client then
+looks for the next leader.
 """
 
 INSTALLED = tuple(
@@ -96,7 +96,7 @@ class JobLine:
     tasks_running: int = 0
     tasks_finished: int = 0
     tasks: int = 0
-    """Number of all tasks; 0 if the job has no JobMaster, not yet or no more."""
+    """Number of all tasks; 0 while the job has no JobMaster."""
     slots_missing: int = 0
     """Number of slots that the job waits for."""
 
@@ -291,8 +291,8 @@ class ClusterClient:
         """Waits for the end of a job as `wait` does, but across changes of the leader.
 
         It looks for each next leader for `timeout_s`. `ask` sends the caller's request to the first
-        leader and to each later one, because a new leader does not know of a stop. Raises OSError
-        or AioflowError if no leader is found, or if it does not know the job.
+        leader and to each later one, because a new leader does not know of an earlier stop request.
+        Raises OSError or AioflowError if no leader is found, or if it does not know the job.
         """
         watching = asyncio.get_running_loop().create_task(
             self.watch_leader(), name=f"leader of job {job_id[:8]}"
@@ -312,7 +312,8 @@ class ClusterClient:
     async def watch_leader(self) -> None:
         """Closes the connection to a JobManager that is silent, or leads no more.
 
-        It would never report the end of a job. The caller sees a lost connection as usual.
+        Such a JobManager would never report the end of a job. The caller sees a lost connection as
+        usual.
         """
         while True:
             await asyncio.sleep(ASK_S)
@@ -359,7 +360,7 @@ class ClusterClient:
     async def rescale(
         self, job_id: str, parallelism: int | None, of_operators: Mapping[str, int]
     ) -> None:
-        """Lets a job go on at another parallelism. Returns once all new tasks run."""
+        """Changes the parallelism of a running job. Returns once all new tasks run."""
         await self.connection.call("rescale", job_id, parallelism, dict(of_operators))
 
     async def taskmanagers(self) -> list[tuple[str, int, int]]:
@@ -369,7 +370,7 @@ class ClusterClient:
     async def fenced_total(self) -> int:
         """Returns how many messages of replaced leaders, workers and attempts the cluster refused.
 
-        Counted since this leader leads.
+        Counted since the present leader began to lead.
         """
         return int((await self.connection.call("overview"))["fenced_total"])
 
@@ -388,7 +389,7 @@ def _line(packed: tuple[Any, ...]) -> JobLine:
 
 @contextmanager
 def _own_modules_by_value() -> Iterator[None]:
-    """Makes cloudpickle write the user's modules by value for a while."""
+    """Makes cloudpickle write the user's modules by value inside the block."""
     own = [
         module
         for name, module in list(sys.modules.items())

@@ -69,7 +69,9 @@ NETWORK_MEMORY = (
     "Status.Shuffle.Netty.OverdraftMemory",
     "Status.Shuffle.Netty.WaitingPools",
 )
-"""The last two are not in Flink: bytes beyond the sizes of pools, and pools without room."""
+"""Metrics of the network memory. The last two are not in Flink: bytes beyond the sizes of pools,
+and pools without room.
+"""
 
 TURNS_A_SLICE = 4
 """Number of times that another thread can get the interpreter during one slice of a task.
@@ -78,7 +80,7 @@ Threads write checkpoints and leases.
 """
 
 RESOURCES_CLOSE_S = 30.0
-"""Time limit for closing all resources of users together."""
+"""Time limit for closing all shared resources of user code together."""
 
 
 class _Partitions:

@@ -2,9 +2,10 @@
 
 It registers at the JobManager with the content of its slots, and sends heartbeats. It loads a job's
 code with the first slot of that job, and then offers the slot. A TaskManager of a cluster loads
-each job into a process of its own. One that was started for a single job is that process. When it
-loses the JobManager its tasks end, but it connects again. It keeps the slots of its jobs for a
-while for their next JobMasters. Its own slot table is authoritative; the JobManager has a copy.
+each job into a process of its own. A TaskManager that was started for a single job is itself the
+process of this job. When it loses the JobManager its tasks end, but it connects again. It keeps the
+slots of its jobs for a while for their next JobMasters. Its own slot table is authoritative; the
+JobManager has a copy.
 """
 
 from __future__ import annotations
@@ -92,14 +93,14 @@ class TaskManagerOptions:
     slot_timeout_s: float = 30.0
     """How long a slot is kept for a job that has lost its JobMaster."""
     network_bytes: int | None = NETWORK_MEMORY_BYTES
-    """Network memory for all jobs. None: its only job says how much."""
+    """Network memory for all jobs. None: the options of its only job say how much."""
     reconnect_s: float = 0.5
     isolated: bool = False
     """Whether each job runs in a process of its own."""
     tls: TlsFiles | None = None
     """Files of the host's security, for the processes of jobs."""
     configuration: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Configuration for what jobs leave open, such as `rocksdb.path`."""
+    """Configuration values that jobs do not set themselves, such as `rocksdb.path`."""
     preloaded: tuple[str, ...] = ()
     """Modules that the process of a job imports before the job comes."""
     follows: bool = True
@@ -329,7 +330,7 @@ class TaskManager:
         }
 
     def _to_session(self, request: str, what: str | AttemptKey, *args: Any) -> Any:
-        """Hands a request about a job or an attempt to the session of the job."""
+        """Passes a request about a job or an attempt to the session of the job."""
         session = self._jobs.session(what if isinstance(what, str) else what[0])
         return session.requests[request](what, *args)
 
@@ -386,7 +387,7 @@ class TaskManager:
             await cancel_and_wait([own])
 
     def _on_end_job(self, job_id: str, why: str) -> None:
-        """Ends the process of a job that does not carry out a request."""
+        """Ends a job's process that does not carry out a request."""
         if self._processes is not None:
             self._processes.lose(job_id, why)
 
@@ -434,13 +435,13 @@ class TaskManager:
                     self._jobs.close_unused()
 
     async def _watch(self, attempt: ExecutionAttemptId, process: JobProcess) -> None:
-        """Ends the process of a task that does not end."""
+        """Ends `process` if its cancelled task `attempt` does not end in time."""
         why = await process.until_overdue()
         if self._table.holds(attempt) and self._jobs.sessions.get(attempt.job_id) is process:
             process.worker.lose(f"its task {attempt} {why}")
 
     def _memory_of(self, job_id: str) -> int:
-        """Returns the network memory of a job: the part of its slots."""
+        """Returns the network memory of a job, in proportion to its slots here."""
         total = self._options.network_bytes or NETWORK_MEMORY_BYTES
         return total * self._table.slots_of(job_id) // self._options.slots
 
@@ -566,7 +567,7 @@ class TaskManager:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the JobManager takes messages that are not needed."""
+        """Whether optional messages are sent to the JobManager, rather than dropped."""
         return self.connection is not None and self.connection.is_writable
 
     def _report(self) -> list[tuple[Any, ...]]:

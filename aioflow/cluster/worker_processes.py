@@ -35,14 +35,16 @@ JOB = "--job"
 """First argument of `worker_program` for the process of a job."""
 
 WORKER_HEARTBEAT = HeartbeatOptions(interval_s=1.0, timeout_s=60.0, suspicion_s=0.2)
-"""A function may block its worker's loop: loading a model takes tens of seconds.
+"""Heartbeats of workers. The timeout is long, because a function may block the loop of its worker:
+loading a model takes tens of seconds.
 
 The end of a process is noticed at once, without heartbeats. The suspicion leaves time for its exit
 code, which arrives after the end of its connection.
 """
 
 PROGRAM_SILENCE_FACTOR = 5
-"""Factor by which a worker waits longer for heartbeats of the program than the program for its.
+"""A worker waits this many times longer for heartbeats of the program than the program waits for
+heartbeats of the worker.
 
 A program may block its own loop for minutes (a notebook cell). The end of its process is noticed at
 once.
@@ -81,7 +83,7 @@ class WorkerProcess:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     loss: Broken | None = None
-    """Why it is lost."""
+    """Why the worker is lost; None while it is not."""
 
     @property
     def pid(self) -> int:
@@ -102,7 +104,7 @@ class WorkerProcess:
     async def live(self, host: Host, arguments: Sequence[str], secret: bytes) -> None:
         """Starts the process with the `arguments` of `worker_program`, and waits for its end.
 
-        It must be registered within `START_TIMEOUT_S`. `loss` then says how it ended.
+        The worker must register within `START_TIMEOUT_S`. `loss` then says how it ended.
         """
         # -P: the working directory is only on the path if it is on this process's path.
         argv = [sys.executable, "-P", "-m", "aioflow.cluster.worker_program", *arguments]
