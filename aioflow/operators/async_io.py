@@ -3,13 +3,13 @@ threads.
 
 The design follows Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is the number
 of elements that the queue still accepts, and the rest of a batch stays in the chain. A `CallPool`
-runs the calls. When the mail runs, the results of all completed calls are emitted as one batch.
+runs the calls. A mail emits the results of all completed calls as one batch.
 
-Invariants: at most `concurrency` calls run. The queue holds at most as many elements, and as many
-again as end between two mails, so that no worker waits for the chain. The emitted watermark is
-never above the watermark that was current when the oldest element of the queue arrived. Every
-checkpoint contains the elements whose results were not emitted yet; they are called again after a
-restore.
+Invariants: at most `concurrency` calls run. The queue holds at most `concurrency` elements, and as
+many more as complete between two mails, so that no worker waits for the chain. The emitted
+watermark is never above the watermark that was current when the oldest element of the queue
+arrived. Every checkpoint contains the elements whose results were not emitted yet; the function is
+called for them again after a restore.
 
 Queues of elements with pending results decide the order in which results are emitted. An ordered
 queue emits results in the order of input. An unordered queue emits them in the order of completion,
@@ -69,8 +69,8 @@ class Failure(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Results in the order in which they are emitted, with the times of their elements and the
-    watermarks before these. The result of `filter` and `flat_map` is a sequence of elements.
+    """Results in the order in which they are emitted, each with the time of its element and the
+    watermark before this element. A result of `filter` or `flat_map` is a sequence of elements.
     """
 
     results: list[Any]
@@ -96,7 +96,7 @@ class CompletionQueue(Calls, Protocol):
         """
 
     def complete(self, numbers: Sequence[int]) -> None:
-        """Marks elements as completed, in the order in which they were.
+        """Marks elements as completed, in the order of their completion.
 
         Their results are in `results`, or their errors in `errors`.
         """
@@ -105,7 +105,7 @@ class CompletionQueue(Calls, Protocol):
         """Removes and returns all results that may be emitted now, None if there are none."""
 
     def elements(self) -> Iterable[tuple[Any, int | None, int]]:
-        """Returns all elements in the queue with their times and marks, in the order of input."""
+        """Returns all queued elements with their times and watermarks, in the order of input."""
 
     @property
     def oldest_mark(self) -> int:
@@ -118,7 +118,7 @@ class CompletionQueue(Calls, Protocol):
 class OrderedQueue:
     """A queue that returns results in the order of input.
 
-    Its lists begin with the oldest element. So results leave as one slice.
+    Its lists begin with the oldest element, so the results to emit are one slice of a list.
     """
 
     __slots__ = ("_done", "_marks", "_timestamps", "base", "errors", "results", "values")
@@ -197,7 +197,7 @@ class _Epoch:
 class UnorderedQueue:
     """A queue that returns results in the order of completion, within the epoch at the head.
 
-    It finds elements by their numbers, since the oldest one may stay for long.
+    Elements are looked up by number, because the oldest one may stay for a long time.
     """
 
     __slots__ = (
@@ -286,7 +286,7 @@ class UnorderedQueue:
 
 
 def _divided(taken: Taken, values: Sequence[Any], errors: Sequence[Exception | None]) -> Taken:
-    """Returns `taken` with the elements that have an error as failures."""
+    """Returns `taken`, in which elements with an error became failures instead of results."""
     good = [i for i, error in enumerate(errors) if error is None]
     failures = [
         Failure(value, timestamp, mark, error)
@@ -312,8 +312,8 @@ BLOCKING_CONCURRENCY = 8
 AHEAD_MAX = 4096
 """Maximum number of elements in the queue beyond `concurrency`.
 
-Without them, a worker would wait for the chain after each call, and each turn of the loop would
-emit its own batch of results.
+Without these elements, a worker would wait for the chain after each call, and each turn of the
+event loop would emit its own batch of results.
 """
 
 KEPT_MAX = 65_536
@@ -489,7 +489,7 @@ class AsyncWaitOperator(Operator):
         return call
 
     def _on_ended(self) -> None:
-        """Schedules a mail that delivers all calls that have ended when it runs."""
+        """Enqueues a mail, which emits the results of all calls that have ended by then."""
         self.ctx.execute(self._deliver, "async results")
 
     async def _call_in_time(self, value: Any) -> Any:

@@ -169,7 +169,7 @@ class MapBatchesOperator(Operator):
 
     @property
     def has_pending(self) -> bool:
-        """Whether the input has stopped, and elements wait for a call that can begin."""
+        """Whether the input has stopped, and elements wait for a call that can begin now."""
         return self._is_ending and self._in_flight is None and bool(self._gathered.values)
 
     def resume(self, max_records: int) -> RecordBatch:
@@ -373,7 +373,7 @@ class ThrottleOperator(Operator):
     def _on_time(self, timestamp_ms: int) -> None:
         """Wakes the chain, because the next elements may be allowed to pass. Runs as mail.
 
-        The chain checks that, and waits again if they are not.
+        The chain checks whether they are, and otherwise waits again.
         """
         self._timer = None
         self.availability.set_available()

@@ -1,17 +1,18 @@
-"""Runs calls of coroutine functions in tasks that are used again, and says when to retry one.
+"""Runs calls of coroutine functions in reused tasks, and defines when a call is retried.
 
-A worker is a task that takes one call after the other. A call that ends without suspending costs no
-task, and one that suspends goes on in the task of its worker. User code sees a task of its own at
-all times, because no two calls that have begun share one. So `asyncio.timeout`, task groups and
-cancel scopes work as usual.
+A worker is a task that makes one call after the other. A call that ends without suspending costs no
+task, and a call that suspends continues in the task of its worker. Two running calls never share a
+task, so user code always sees a task of its own. So `asyncio.timeout`, task groups and cancel
+scopes work as usual.
 
 A worker ends after a call that changed a context variable, or cancelled its task: the next call
-gets a new worker. Only what user code keeps by the task itself is there for the next call.
+gets a new worker. The next call in a worker can see only data that user code stored under the task
+itself.
 
-Few workers start: each wakes two others if calls wait, before it begins its own. So calls that
-never suspend are all made by the first, and calls that suspend begin within a few turns of the
-loop. A worker whose calls do not suspend lets the loop go on after `SLICE_NS`. Workers end when no
-call is left.
+Few workers start: each wakes two others if calls wait, before it makes its own call. So the first
+worker makes all calls that never suspend, and calls that suspend begin within a few turns of the
+event loop. A worker whose calls do not suspend yields to the loop after `SLICE_NS`. Workers end
+when no call is left.
 
 A `Retry` says how often a call is tried, how long it waits, and after which errors. It is pure
 data; `timeout=` bounds all tries together.
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["GATHER_TURNS", "CallPool", "Calls", "Deadlines", "Retry"]
 
 SLICE_NS = 2_000_000
-"""Time after which workers let the loop go on."""
+"""Time after which workers yield to the event loop."""
 
 
 GATHER_TURNS = 8
@@ -62,8 +63,8 @@ class CallPool:
     """Makes at most `size` calls at once.
 
     `function(value)` is awaited for each of `calls`. `on_ended()` is called when calls have ended;
-    `take_ended` returns them. `place_of(value)` names the call in errors that end the process, such
-    as SystemExit.
+    `take_ended` returns them. `place_of(value)` describes the call for errors that end the process,
+    such as SystemExit.
     """
 
     def __init__(
@@ -98,10 +99,10 @@ class CallPool:
             self._context.run(enter_scope, scope.at(ctx))
         self._workers = 0
         self._woken = 0
-        """Workers that will run soon: they were started or woken."""
+        """Number of workers that were started or woken and will run soon."""
         self._idle: list[asyncio.Future[None]] = []
         self._last: asyncio.Task[Any] | None = None
-        """The last worker that ended a call."""
+        """The worker whose call ended last."""
 
     @property
     def running(self) -> int:
@@ -109,8 +110,8 @@ class CallPool:
         return self._workers - self._woken - len(self._idle)
 
     def take_ended(self) -> tuple[int, list[int]]:
-        """Returns the calls that have ended since the last time, in order of their ends, and the
-        number of turns in which they did.
+        """Returns (turns, calls): the calls that have ended since the last `take_ended`, in the
+        order of their ends, and the number of loop turns in which they ended.
         """
         ended, turns = self._ended.copy(), self._turns
         self._ended.clear()
@@ -123,7 +124,7 @@ class CallPool:
             self._wake()
 
     def _first_ended(self) -> None:
-        """Reports that a call has ended, at once or when the results of others have joined it."""
+        """Calls `on_ended` because a call has ended: at once, or later if other calls wait."""
         if self.waiting:
             self._gathered = 0
             self._gather_ends_ns = self._perf_ns() + SLICE_NS
@@ -132,9 +133,10 @@ class CallPool:
             self._on_ended()
 
     def _gather(self) -> None:
-        """Reports the calls that have ended, unless others end in each turn of the loop.
+        """Calls `on_ended`, but waits another turn of the loop while more calls end in each turn.
 
-        A result costs far less in a batch. Workers always find a call that waits meanwhile.
+        A result costs far less in a batch. There are always waiting calls for the workers
+        meanwhile.
         """
         new = len(self._ended) - self._gathered
         if (
@@ -167,7 +169,7 @@ class CallPool:
             self._woken += 1
 
     async def _work(self, context: Context) -> None:
-        """Makes calls until the task ends, or a call has changed what the next one would see.
+        """Makes calls until the task ends, or a call has changed the context or the task.
 
         Raises the cancellation of the engine, SystemExit and KeyboardInterrupt.
         """
@@ -245,14 +247,14 @@ class CallPool:
                 self._woken += 1
 
     def _retire(self) -> None:
-        """Ends this worker, in favour of a new one."""
+        """Removes this worker, and starts another one if calls wait."""
         self._workers -= 1
         if not is_asked_to_end(asyncio.current_task()):
             self.start()
 
 
 async def _undisturbed(awaitable: Awaitable[Any]) -> bool:
-    """Awaits between two calls. Returns False if a former call has cancelled the task.
+    """Awaits `awaitable` between two calls. Returns False if a former call cancelled the task.
 
     Raises the cancellation of the engine.
     """
@@ -266,7 +268,7 @@ async def _undisturbed(awaitable: Awaitable[Any]) -> bool:
 
 
 class _Deadline:
-    """The end of the time of one call."""
+    """The deadline of one call."""
 
     __slots__ = ("at", "expired", "task")
 
@@ -279,24 +281,27 @@ class _Deadline:
 class Deadlines:
     """Limits calls to `timeout_s` each, with one timer for all of them.
 
-    A call that takes longer is cancelled. After `asyncio.timeout`, which has a timer for each.
+    A call that takes longer is cancelled. The design follows `asyncio.timeout`, which has a timer
+    for each call.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._open: dict[_Deadline, None] = {}
-        """Deadlines of the calls that run, in their order."""
+        """Deadlines of the running calls, earliest first."""
         self._over: set[asyncio.Task[Any]] = set()
         """Tasks of the calls that have been cancelled and have not ended yet."""
         self._timer: asyncio.Handle | None = None
         self._due = 0.0
-        """Time of the timer. uvloop gives a timer that is due at once a handle without it."""
+        """Time at which the timer is due. uvloop's handle of a timer that is due at once has no
+        time.
+        """
 
     async def limit(self, call: Awaitable[Any]) -> tuple[bool, Any]:
-        """Awaits `call` and returns whether it ended in time, with its result.
+        """Awaits `call`. Returns (True, result) if it ended in time, (False, None) if it did not.
 
-        A call that swallowed its cancellation is too late as well. Raises the errors of the call.
+        A call that ignored its cancellation is too late as well. Raises the errors of the call.
         """
         task = asyncio.current_task()
         assert task is not None, "calls run in tasks"
@@ -326,7 +331,7 @@ class Deadlines:
         return task in self._over
 
     def close(self) -> None:
-        """Cancels the timer. No call runs any more."""
+        """Cancels the timer. Called when no call runs any more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,4 +1,4 @@
-"""The two operators of a sink that commits globally: one commit a checkpoint for all writers.
+"""The two operators of a sink that commits globally: one commit per checkpoint for all writers.
 
     writer, N subtasks --committables--> committer, 1 subtask
 
@@ -7,15 +7,16 @@ committer has all committables of checkpoint n when the barriers of n have come.
 sink of committables: its state in n holds them, and the completion of n commits them. A writer
 without records sends nothing, and a checkpoint without committables is not committed.
 
-At the end of the input, and when the job is stopped, a writer sends the rest as its last records.
-The last checkpoint commits them; without checkpoints, the end of the committer's input does.
+At the end of the input, and when the job is stopped, a writer sends its remaining committables as
+its last records. The last checkpoint commits them. Without checkpoints, they are committed at the
+end of the committer's input.
 
-Barriers never overtake committables, in unaligned checkpoints either. Otherwise each checkpoint
-would be committed with the next one.
+Barriers never overtake committables, not even in unaligned checkpoints. Otherwise each checkpoint
+would be committed only with the next one.
 
 Checkpoints that complete during a commit are committed together by the next call. So a commit that
 takes longer than a checkpoint delays data, but commits do not pile up. Each checkpoint keeps its
-id: after a restore, the first may be committed already, and the others not.
+id: after a restore, the first of them may be committed already while the others are not.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class SinkWriterOperator(SinkOperator):
         self.ctx.operator_state.get_union_list_state(PREPARED).update([checkpoint_id])
 
     def end_of_data(self) -> None:
-        """Sends the rest: the last checkpoint, or the end of the committer, commits it."""
+        """Sends the remaining committables, which are committed by the last checkpoint or, without
+        checkpoints, at the end of the committer's input.
+        """
         self._begin_flush(self._send_rest, "flush")
 
     async def _send_rest(self) -> None:
@@ -104,7 +107,7 @@ class CommittablesSink(BaseSink[Any]):
 
 class _Gatherer(BaseWriter[Any]):
     """Gathers the committables of a checkpoint. It prepares one committable: (run, checkpoint,
-    theirs).
+    committables of the writers).
     """
 
     def __init__(self, run: str) -> None:

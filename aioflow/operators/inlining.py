@@ -8,12 +8,12 @@ depends on the record alone, and only operators of its values are run.
 The source is decompiled from the bytecode, with a table of the instructions of Python 3.11 to 3.15.
 It is used only if compiling it results in exactly those instructions and constants. So a function
 that this interpreter compiles in an unexpected way is called as before. No other code depends on
-the version of the interpreter. `why_off` tells if that, or a tool, keeps all bodies from being
-inlined.
+the version of the interpreter. `why_off` tells whether the interpreter's version, or a tool, keeps
+all bodies from being inlined.
 
 No body is inlined if a debugger, a profiler or a coverage tool is active when the loop is made. The
-tool would not see the function. When a loop fails in an inlined body, the function is called after
-all (`failure_of`, `call_again`), so that its own frame is in the traceback.
+tool would not see the function. When a loop fails in an inlined body, the function itself is called
+(`failure_of`, `call_again`), so that its own frame is in the traceback.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def call_again(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def why_off() -> str | None:
-    """Returns why no body is inlined in this process, or None if simple ones are."""
+    """Returns why no body is inlined in this process, or None if simple bodies are inlined."""
     if _is_watched():
         return "a debugger, a profiler or a coverage tool is active"
     if body_of(_simple) is None:
@@ -278,8 +278,9 @@ _STEPS: dict[str, Callable[[list[Body], dis.Instruction], Body | None]] = {
 }
 """For each instruction, the step that takes operands from the stack and returns the result.
 
-A comment names the version that brought an instruction, if not all from 3.11 on have it. A step
-returns None for a form that is not inlined, as does an instruction without a step.
+A comment names the Python version that introduced an instruction, if this is later than 3.11. A
+step returns None for a form that is not inlined. An instruction without a step is not inlined
+either.
 """
 
 

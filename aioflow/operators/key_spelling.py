@@ -1,10 +1,10 @@
 """Tracks the first spelling of each key: keys that are equal in Python are one key, and results
 show its first spelling.
 
-True, 1, 1.0 and Decimal(1) are one key. In nearly all streams, the types of the keys have one
-spelling for each value; checking the types costs about 15 ns a record. Otherwise the first spelling
-of each key is remembered as long as state holds the key. A checkpoint records whether keys may have
-several spellings, so that restored keys keep their spelling.
+True, 1, 1.0 and Decimal(1) are one key in different spellings. In nearly all streams, each key can
+have only one spelling because of its type; checking the types costs about 15 ns a record. Otherwise
+the first spelling of each key is remembered as long as state holds the key. A checkpoint records
+whether keys may have several spellings, so that restored keys keep their spelling.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Only str, bytes and int have one spelling.
 """
 
 REMEMBERED_MAX = 100_000
-"""Number of remembered keys from which keys that are not in state are forgotten.
+"""Number of remembered keys from which on keys that are not in state are forgotten.
 
-The number is twice the number of keys that state held last, if this is more.
+If state last held more than half as many keys, the limit is twice the number of those keys.
 """
 
 

@@ -72,7 +72,7 @@ class OperatorContext(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the operator, for messages."""
+        """Name of the operator, for log and error messages."""
 
     @property
     def uid(self) -> str:
@@ -80,8 +80,8 @@ class OperatorContext(Protocol):
 
     @property
     def flow_name(self) -> str:
-        """Name of the flow. With `uid` it identifies this operator outside of the job, over all
-        runs.
+        """Name of the flow. Together with `uid` it identifies this operator in external systems,
+        across all runs.
         """
 
     @property
@@ -151,10 +151,10 @@ class OperatorContext(Protocol):
     def side_output(
         self, tag: OutputTag[Any], value: Any, timestamp: int | None, watermark: int
     ) -> None:
-        """Sends one record to the side output; `watermark` is in force for it."""
+        """Sends one record to the side output `tag`; `watermark` is in force before this record."""
 
     def side_batch(self, tag: OutputTag[Any], batch: RecordBatch) -> None:
-        """Sends the records of `batch`, which has a watermark for each, to the side output."""
+        """Sends `batch`, which has a watermark for each record, to the side output `tag`."""
 
     def execute(self, action: Callable[..., object], description: str, *args: object) -> None:
         """Enqueues `action(*args)` as mail of this operator."""
@@ -171,9 +171,9 @@ class OperatorContext(Protocol):
         name: str,
         context: Context | None = None,
     ) -> asyncio.Task[None]:
-        """Runs `coroutine` in the task's group, in `context`, by default in a copy of this one.
+        """Runs `coroutine` in the task's group, in `context`, by default a copy of the current one.
 
-        It is cancelled with the task; an error of the coroutine fails the task.
+        The coroutine is cancelled with the task. An error of the coroutine fails the task.
         """
 
     async def resource(self, resource: Resource) -> Any:
@@ -210,46 +210,46 @@ class Operator:
     reads_columns = False
     """Whether the operator uses column batches.
 
-    Otherwise a slice of a column batch is as small as one of rows.
+    If it does not, it gets column batches in slices as small as those of rows.
     """
 
     calls_functions = False
-    """Whether the operator calls user functions even if it reads columns: their duration is
-    unknown.
+    """Whether the operator calls user functions, whose duration is unknown, even if it reads
+    columns.
     """
 
     slow_remedy = (
         "keep what it calls cheap, or share its work among more subtasks in other processes "
         "(parallelism=, workers=)"
     )
-    """Advice for an operator that blocks the loop, unless its function could wait elsewhere."""
+    """Advice for a user whose operator blocks the loop."""
 
     late_tag: OutputTag[Any] | None = None
-    """The side output of late elements, if it has one."""
+    """The side output of late elements, None if the operator has none."""
 
     @property
     def keeps_input(self) -> bool:
-        """Whether a checkpoint may pass more records than there is `room()`.
+        """Whether a checkpoint may pass more records to the operator than `room()` allows.
 
         The operator keeps them in its state until it can process them.
         """
         return False
 
     availability: Availability = AVAILABLE
-    """Raised when `room()` becomes positive again, or when `busy` ends. The chain waits on it."""
+    """Set when `room()` becomes positive again, or when `busy` ends. The chain waits on it."""
 
     @property
     def changed_settings(self) -> str | None:
-        """The settings that changed since the restored state was written, if the operator knows.
+        """Describes the settings that changed since the restored state was written, if it knows.
 
-        The text is a part of the error for state that the operator cannot continue with.
+        This text is a part of the error message if the operator cannot continue with that state.
         """
         return None
 
     ctx: OperatorContext
 
     def setup(self, ctx: OperatorContext) -> None:
-        """Stores the context. This is the first call of all."""
+        """Stores the context. Called before all other methods."""
         self.ctx = ctx
 
     def initialize_state(self) -> None:
@@ -261,8 +261,9 @@ class Operator:
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         """Returns the output records and the watermark for `batch`.
 
-        The output's watermark is never above the progress of processing. Output records that were
-        due before a given input record carry the watermark that was in force for them.
+        The output's watermark is never above the watermark up to which all work is done. Output
+        records that were due before a given input record carry the watermark that was in force
+        then.
         """
         raise TypeError(f"{type(self).__name__} takes no single input")
 
@@ -279,7 +280,7 @@ class Operator:
     def room(self) -> int:
         """Returns the number of records that the operator accepts now.
 
-        With 0, the chain keeps the records until `availability` is raised.
+        With 0, the chain keeps the records until `availability` is set.
         """
         return UNBOUNDED_ROOM
 
@@ -291,28 +292,28 @@ class Operator:
         return False
 
     def resume(self, max_records: int) -> RecordBatch:
-        """Continues the work that `has_pending` reports; emits about `max_records` at most."""
+        """Continues the work that `has_pending` reports. Returns about `max_records` at most."""
         return empty_batch()
 
     @property
     def comes_to_rest(self) -> bool:
-        """Whether `resume` leads to a moment at which `unprocessed` returns the rest of the work.
+        """Whether `resume` will reach a point at which `unprocessed` returns the rest of the work.
 
-        For example between two windows that fire.
+        Such a point is, for example, between two windows that fire.
         """
         return self.unprocessed() is not None
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the rest of the input that `has_pending` reports, so that a checkpoint can store
-        it and be taken now.
+        """Returns the rest of the input that `has_pending` reports.
 
-        Changes nothing. None means that state is consistent only after the work.
+        A checkpoint stores this rest, so that it can be taken now. The call changes nothing. None
+        means that the state is consistent only after the work is done.
         """
         return None
 
     @property
     def calls(self) -> tuple[int, int, bool] | None:
-        """Number of concurrent calls, their maximum, and whether elements wait for a call to end.
+        """Number of concurrent calls, maximum number, and whether elements wait for a call to end.
 
         None for an operator without concurrent calls.
         """
@@ -337,8 +338,9 @@ class Operator:
     def input_stopped(self) -> None:
         """Handles the end of the task's input: it has ended, or the job is stopped.
 
-        Later elements are already in the chain, or come from operators that end. An operator that
-        waits for more elements stops waiting and reports its work by `has_pending`.
+        The only further elements are already in the chain, or are the last output of operators
+        before this one. An operator that waits for more elements stops waiting and reports its work
+        by `has_pending`.
         """
 
     def end_of_data(self) -> None:
@@ -370,7 +372,7 @@ class Operator:
         return None
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Handles that checkpoint `checkpoint_id` and all before it are durable."""
+        """Handles that checkpoint `checkpoint_id` and all earlier checkpoints are durable."""
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Handles that checkpoint `checkpoint_id` will not complete.

@@ -7,7 +7,8 @@ Parameters whose default is `use(resource)` are filled by the worker's resources
 
 A user function that may emit any number of elements returns None, a generator, or any other
 iterable. Types that almost always are one element are refused: text, bytes, a dict, a NamedTuple.
-Python would iterate over them, and the mistake would surface far from here, as single characters.
+Python would iterate over them, and the mistake would show only later, for example as elements that
+are single characters.
 
 `flush_in_slices` writes data that is held in front of the state backends into them, in slices. So
 the event loop keeps running during a large snapshot.
@@ -20,8 +21,8 @@ returns nothing, calls `tried`: it counts like a result, because a million of th
 loop. The size of a piece follows from the measured cost: a window function may take a microsecond,
 or a millisecond.
 
-The watermark in the output never falls. While work is left it stays at that of the last result,
-because the next results may still be due.
+The watermark in the output never falls. While work is left it stays at the watermark of the last
+result, because the next results may still be due.
 """
 
 from __future__ import annotations
@@ -260,7 +261,7 @@ class ResumableOutput:
         self._tried += count
 
     def start(self, work: Iterator[None], final: int) -> RecordBatch:
-        """Begins `work`, and returns its first piece. `final` is the watermark after the whole
+        """Begins `work`, and returns its first piece. `final` is the watermark after all of the
         work.
         """
         self._work = work
@@ -310,8 +311,8 @@ class ResumableOutput:
     def pieces_of(self, results: Iterable[Any]) -> Iterable[Any]:
         """Returns `results` in the form that `add_some` takes.
 
-        A list or tuple that the current piece accepts as a whole stays what it is. Everything else
-        is an iterator.
+        A list or tuple that fits into the current piece is returned unchanged. Other results are
+        returned as an iterator.
         """
         # These types have a length.
         if type(results) in _COUNTED and len(results) <= self.room:  # type: ignore[arg-type]
@@ -319,10 +320,9 @@ class ResumableOutput:
         return iter(results)
 
     def add_some(self, results: Iterable[Any], timestamp: int | None, watermark: int) -> bool:
-        """Adds as many of `results` as the current piece accepts, and returns whether these were
-        all.
+        """Adds as many of `results` as the current piece accepts. Returns whether all were added.
 
-        `results`: see `pieces_of`.
+        `results` must come from `pieces_of`.
         """
         add = self.add
         if type(results) in _COUNTED:
@@ -461,8 +461,8 @@ def all_of(snapshots: Iterable[Callable[[], Awaitable[None] | None]]) -> Awaitab
     """Lets several functions write their state, one after the other.
 
     If a function returns an awaitable, returns an awaitable that also runs the remaining functions.
-    Raises the first error. A snapshot begins only after those before it have ended, so that an
-    interruption leaves no running snapshot.
+    Raises the first error. A snapshot begins only after the previous one has ended, so that none is
+    still running after an error or a cancellation.
     """
     left = iter(snapshots)
     ongoing = next((one for snapshot in left if (one := snapshot()) is not None), None)

@@ -8,12 +8,12 @@ the barrier, commit when the checkpoint is complete.
     restore of n     commit the contents of the state of n, before the writer opens: n is complete,
                      and committing again does nothing
 
-A completed checkpoint includes those before it: if the metadata of n was never written and n + 1 is
-complete, the data prepared for n is part of n + 1. No data is committed for a checkpoint that is
-not complete.
+A completed checkpoint includes the checkpoints before it: if the metadata of n was never written
+and n + 1 is complete, the data prepared for n is part of n + 1. No data is committed for a
+checkpoint that is not complete.
 
 Without checkpoints all prepared data is committed when the input ends (and when the writer rolls by
-itself). With checkpoints the last checkpoint commits it, and the task waits for that.
+itself). With checkpoints the last checkpoint commits it, and the task waits for this commit.
 
 A function of one element is a sink too. It delivers at least once, in order. A coroutine function
 is the sink of `AsyncSinkOperator`.
@@ -74,19 +74,20 @@ Then the task fails, and its restart tries again.
 """
 
 LINGER_MS = 50
-"""Time for which a record waits for others, to be sent with them."""
+"""Time for which a record waits, so that it can be sent together with later records."""
 
 COMMITTABLES = "committables"
 """List state: pairs of a checkpoint and a committable that was prepared for it."""
 
 PREPARED = "prepared"
-"""Union list state: the number of the checkpoint, known to every subtask after a restore."""
+"""Union list state: the number of the checkpoint, so that every subtask knows it after a restore.
+"""
 
 
 class SinkWriter(Protocol[T_contra]):
     """The interface of an object that writes the records of one subtask.
 
-    The members of `BaseWriter` beyond these are optional, and so are the methods of a
+    `BaseWriter` has further members, which are optional. So are the methods of a
     `CheckpointedFunction`: `initialize_state` is called before all others, `snapshot_state` after
     `prepare`.
 
@@ -99,7 +100,7 @@ class SinkWriter(Protocol[T_contra]):
         """Accepts the records. Never blocks: the writer buffers the records and sets `full`."""
 
     async def flush(self) -> None:
-        """Writes the buffered records out, as far as they may be visible without a commit."""
+        """Writes out the buffered records that may be visible without a commit."""
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
         """Returns all records written so far as committables.
@@ -114,8 +115,8 @@ class BaseWriter(SinkWriter[T_contra]):
     full: bool = False
     """Whether `flush` has to be awaited before more records. The writer sets it."""
     linger_ms: int | None = None
-    """Time after which records are flushed that are not many enough for `full`. None: a checkpoint
-    or the end flushes them.
+    """Time after which buffered records are flushed even if the writer is not `full`. None: only a
+    checkpoint or the end of the input flushes them.
     """
     reads_columns: bool = False
     """Whether the writer uses a `ColumnBatch`, which reads like a list of rows."""
@@ -178,8 +179,8 @@ class _CompletedWriter(BaseWriter[Any]):
 class Committer(Protocol):
     """The interface of an object that makes prepared data visible.
 
-    Both methods are idempotent, and a delayed repetition of a call changes nothing. The members of
-    `BaseCommitter` beyond these are optional.
+    Both methods are idempotent, and a delayed repetition of a call changes nothing. `BaseCommitter`
+    has further members, which are optional.
     """
 
     async def commit(self, committables: Sequence[Any]) -> None: ...
@@ -248,20 +249,22 @@ class GlobalCommitter(Protocol):
 class Sink(Protocol[T_contra]):
     """A destination of records. A sink is pure data: it opens nothing until a job runs.
 
-    The attributes of `BaseSink` beyond these members are optional.
+    `BaseSink` has further attributes, which are optional.
     """
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[T_contra]: ...
     def committer(self) -> Committer | None:
         """Returns the committer, or None if `flush` suffices (at-least-once).
 
-        A `committer(ctx)` gets the operator's context: its host, its name.
+        The method may take a parameter `ctx`. Then it gets the operator's context, for example to
+        use its host or name.
         """
 
 
 def is_sink(what: object) -> TypeGuard[Sink[Any]]:
-    """Returns whether `what` has the members of a Sink. `isinstance` does not find those that a
-    `__getattr__` makes, from Python 3.12 on.
+    """Returns whether `what` has the members of a Sink.
+
+    From Python 3.12 on, `isinstance` does not find members that `__getattr__` provides.
     """
     return all(hasattr(what, name) for name in ("writer", "committer"))
 
@@ -278,9 +281,9 @@ class BaseSink(Sink[T_contra]):
     stays_here: bool = False
     """Whether the sink is written in the process of the program."""
     reads_columns: bool = False
-    """Whether its writers use a `ColumnBatch`, which reads like a list of rows."""
+    """Whether the writers of the sink use a `ColumnBatch`, which reads like a list of rows."""
     slow_remedy: str = Operator.slow_remedy
-    """Advice for a sink that holds the flow up."""
+    """Advice for a sink that slows the flow down."""
 
     def committer(self) -> Committer | None:
         return None
@@ -300,7 +303,9 @@ class BaseSink(Sink[T_contra]):
         """Raises GraphError if the sink has options that only a source can have."""
 
     def check_upserts(self, key: Sequence[str]) -> None:
-        """Raises GraphError if the sink, a table, would not replace and delete rows by `key`."""
+        """Raises GraphError if the table that the sink writes does not replace and delete rows by
+        `key`.
+        """
 
 
 def completed(sink: Sink[Any]) -> BaseSink[Any]:
@@ -450,7 +455,7 @@ class SinkOperator(Operator):
         return RecordBatch([], None, None, None, batch.watermark)
 
     def end_of_data(self) -> None:
-        """Ends the records: without checkpoints the remaining data is committed now.
+        """Handles the end of the records: without checkpoints, commits the remaining data.
 
         With checkpoints the last checkpoint commits it.
         """
@@ -491,8 +496,8 @@ class SinkOperator(Operator):
             self._show_state()
 
     def _show_state(self) -> None:
-        """Wakes the waiters for free space and for the end. Those that wait only for the end keep
-        waiting.
+        """Wakes all tasks that wait on `availability`. It stays unset while the operator is busy,
+        so tasks that wait for the end wait again.
         """
         self.availability.set_available()
         if self.busy:

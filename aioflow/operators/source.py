@@ -2,7 +2,7 @@
 The design follows Flink's FLIP-27, made for asyncio.
 
 The engine calls `poll_batch` on its hot path: it is synchronous and never blocks. A reader without
-records returns None and is polled again after `wait()` completed. When a reader has read all of its
+records returns None and is polled again once `wait()` has completed. When a reader has read all its
 splits, `finished` becomes True and `poll_batch` always returns None. An unbounded reader's
 `finished` stays False.
 """
@@ -103,11 +103,11 @@ class SourceContext(Protocol):
 class SourceReader(Protocol[T_co]):
     """The interface of an object that reads the splits of one subtask.
 
-    The members of `BaseReader` beyond these are optional.
+    `BaseReader` has further members, which are optional.
     """
 
     async def open(self, splits: Sequence[Split]) -> None:
-        """Starts to read `splits` at their positions.
+        """Starts reading `splits` at their positions.
 
         Called once, and again with more splits if splits are discovered later.
         """
@@ -152,9 +152,10 @@ class BaseReader(SourceReader[T_co]):
     idle.
     """
     drains: bool = False
-    """Whether the reader has promised to deliver the elements that it accepted."""
+    """Whether the reader has promised its senders to deliver the elements that it accepted."""
     holds_splits: bool = False
-    """Whether `hold` leaves splits unread while others are read."""
+    """Whether the reader implements `hold`: it can leave some splits unread while it reads others.
+    """
 
     if TYPE_CHECKING:  # An attribute, or a property of a subclass.
 
@@ -179,15 +180,15 @@ class BaseReader(SourceReader[T_co]):
     def read_by(self, event_time: Callable[[str], int], /) -> None:
         """Offers the event time of each split, by its id, to the reader. Called before `open`.
 
-        A reader that can choose reads the split with the least event time first. Then the event
-        time of the task moves while several splits are read.
+        A reader that can choose reads the split with the lowest event time first. Then the event
+        time of the task advances while several splits are read.
         """
 
     def checkpoint(self, checkpoint_id: int, /) -> None:
         """Called between two polls, when the positions for a checkpoint have been determined.
 
-        Never blocks. Readers that acknowledge messages, or answer their senders, after a checkpoint
-        use it.
+        Never blocks. It is meant for readers that acknowledge messages, or answer their senders,
+        once a checkpoint is complete.
         """
 
     def checkpoint_completed(self, checkpoint_id: int, /) -> None:
@@ -312,7 +313,7 @@ class SplitFinder(Protocol):
 class Source(Protocol[T_co]):
     """An origin of records. A source is pure data: it opens nothing until a job runs.
 
-    The attributes of `BaseSource` beyond these members are optional.
+    `BaseSource` has further attributes, which are optional.
     """
 
     @property
@@ -324,8 +325,8 @@ class Source(Protocol[T_co]):
 
         It is repeated every `discover_every` (an optional attribute) if the source is unbounded. A
         split that is found again has the same id; a split that is not found any more is still read.
-        A `discover(host)` gets the coordinator's host, and must use it for all access to files and
-        the network.
+        The method may take a parameter `host`. Then it gets the coordinator's host, and must use it
+        for all access to files and the network.
         """
 
     def reader(self, ctx: SourceContext) -> SourceReader[T_co]:
@@ -333,8 +334,9 @@ class Source(Protocol[T_co]):
 
 
 def is_source(what: object) -> TypeGuard[Source[Any]]:
-    """Returns whether `what` has the members of a Source. `isinstance` does not find those that a
-    `__getattr__` makes, from Python 3.12 on.
+    """Returns whether `what` has the members of a Source.
+
+    From Python 3.12 on, `isinstance` does not find members that `__getattr__` provides.
     """
     return all(hasattr(what, name) for name in ("bounded", "discover", "reader"))
 
@@ -476,8 +478,8 @@ class _CompletedSource(BaseSource[Any]):
 
 
 def discovery_interval_s(source: BaseSource[Any]) -> float | None:
-    """Returns how often new splits are looked for, in seconds: the `discover_every` of an unbounded
-    source. None: never.
+    """Returns the interval at which new splits are looked for, in seconds: the `discover_every` of
+    an unbounded source. None: never.
     """
     every = source.discover_every
     return None if source.bounded or every is None else to_seconds(every, "discover_every")

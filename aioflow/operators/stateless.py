@@ -101,7 +101,7 @@ class StatelessOperator(Operator):
         self._bodies: list[Body | None] = []
         """Bodies that the loop inlines instead of calling the function."""
         self._unseen = 0
-        """Number of functions without a result when the loop was generated."""
+        """Number of functions that had not returned a result when the loop was generated."""
         self._column_steps = _column_steps(self.steps)
         """The first steps, those that run on columns."""
         self.reads_columns = bool(self._column_steps)
@@ -402,8 +402,8 @@ def is_async(function: Any, method: str) -> bool:
 
 
 class KeyedRowsOperator(Operator):
-    """A `MapFunction`, `FilterFunction` or `FlatMapFunction` (or a plain function) with the key
-    of each record set.
+    """The operator of a `MapFunction`, `FilterFunction` or `FlatMapFunction` (or a plain function)
+    that may use keyed state. It sets the current key before each call.
     """
 
     def __init__(self, kind: StatelessKind | str, function: Any) -> None:

@@ -1,8 +1,8 @@
 """The traits of operators: what the planner knows of an operator without making one.
 
 An operator states its traits when its node is added to the graph: which fields it reads, whether it
-takes columns, whether it combines. A reason against columns is one clause, followed by a colon and
-the advice how to avoid it; `explain()` shows it.
+accepts columns, whether batches are aggregated before they are sent to it. A reason against columns
+is one clause, followed by a colon and advice on how to avoid it; `explain()` shows it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class OperatorTraits:
     awaits: bool = False
     """Whether the operator waits for calls, and can keep its input in its state meanwhile."""
     needs_key_expression: bool = False
-    """Whether the operator takes columns only if their keys are given by an expression."""
+    """Whether the operator accepts columns only if an expression computes their keys."""
     keeps_columns: bool = False
     """Whether columns stay columns in the output, so that the next operators decide whether they
     are used.
@@ -84,13 +84,13 @@ class OperatorTraits:
     reads: tuple[str | int, ...] | None = None
     """Fields of a record that the operator reads; None: all."""
     columns: Mapping[str, Expr[Any]] | None = None
-    """The expressions of the fields that it emits, by name; None: it is no select."""
+    """The expressions of the fields that a `select` emits, by name; None: another operator."""
     keeps_records: bool = False
     """Whether the operator emits records unchanged, so that the next operators may read their
     fields.
     """
     counts: bool = False
-    """Whether it reads only the key of a record, and emits no record."""
+    """Whether the operator reads only the key of a record, and emits no input record."""
     taken: tuple[Callable[[Any], Any], ...] | None = None
     """The one function through which the operator reads a record. Empty if the operator only
     counts, None if it reads more.
@@ -98,9 +98,9 @@ class OperatorTraits:
     combiner: LocalAggregate | None = None
     """Aggregate that shrinks a batch before it is sent to the operator."""
     fuses: bool = False
-    """Whether it is fused with a neighbour that fuses."""
+    """Whether the operator can be fused with a neighbour that also can."""
     sink: BaseSink[Any] | None = None
-    """The sink that it writes to."""
+    """The sink to which the operator writes."""
 
     def __reduce__(self) -> Any:
         return OperatorTraits, ()
@@ -108,7 +108,7 @@ class OperatorTraits:
     def why_rows_by(self, *, key_function: bool) -> str | None:
         """Returns the reason why the operator turns columns into rows.
 
-        `key_function` tells whether a function, not an expression, gives the keys.
+        `key_function` tells whether a function, not an expression, computes the keys.
         """
         return BY_FUNCTION if key_function and self.needs_key_expression else self.why_rows
 
@@ -176,8 +176,8 @@ def running(aggregate: FoldingAggregate) -> OperatorTraits:
 def slices(aggregate: FoldingAggregate, grid: SliceGrid) -> OperatorTraits:
     """Returns the traits of a window of event time that aggregates by slice.
 
-    Such a window never counts as an operator that counts keys alone: it emits late elements, for
-    subscriptions made while it runs.
+    `counts` is False even for a window that only counts, because it emits late elements: a running
+    job may get subscriptions to them.
     """
     return _aggregating(aggregate, combiner=_local().local_aggregate(aggregate, grid))
 

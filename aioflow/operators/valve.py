@@ -6,9 +6,9 @@ and is ignored until all channels have reached MAX.
 
 A channel that becomes active after being idle has to catch up with the output.
 
-Records carry the watermark that is in force before each of them. Only the channel of a batch
-advances while the batch is processed. So its list maps to the combined list by clamping it between
-the last output and the minimum of the other channels.
+Each record carries the watermark that is in force before it. While a batch is processed, only its
+channel advances. So the combined watermarks are the watermarks of the batch, clamped between the
+last output and the minimum of the other channels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ChannelTime(NamedTuple):
     watermark: int = MIN_WATERMARK
     idle: bool = False
     aligned: bool = True
-    """Whether the channel holds the others back: not while it is idle or catching up."""
+    """Whether the channel takes part in the minimum: not while it is idle or catching up."""
 
 
 BEGINNING = ChannelTime()
@@ -50,10 +50,10 @@ BEGINNING = ChannelTime()
 class StatusWatermarkValve:
     """The minimum of the watermarks over the aligned, active channels of one input.
 
-    A channel is aligned while it takes part in the minimum: it is not idle, and not below the last
-    output (where it may be after being idle). The valve is idle when all its channels are idle or
-    finished, and at least one is not finished. The design follows Flink's StatusWatermarkValve (its
-    current form).
+    A channel is aligned, that is, takes part in the minimum, while it is not idle and its watermark
+    is not below the last output. After being idle it may be below. The valve is idle when all its
+    channels are idle or finished, and at least one is not finished. The design follows the current
+    form of Flink's StatusWatermarkValve.
     """
 
     __slots__ = ("_aligned", "_held", "_idle", "_watermarks", "idle", "watermark")
@@ -62,9 +62,9 @@ class StatusWatermarkValve:
         if n_channels < 1:
             raise ValueError(f"a valve needs at least one channel, got {n_channels}")
         self.watermark = MIN_WATERMARK
-        """The last output."""
+        """The last emitted watermark."""
         self.idle = False
-        """The last status output."""
+        """The last emitted status: whether the valve is idle."""
         self._watermarks = [MIN_WATERMARK] * n_channels
         self._idle = [False] * n_channels
         self._aligned = [True] * n_channels
@@ -219,9 +219,10 @@ class StatusWatermarkValve:
 def mark_after_restore(kept: Sequence[int], parallelism: int) -> int:
     """Returns the watermark that is in force for a restored element.
 
-    `kept` contains the former watermark and the number of former subtasks; it may be empty. If the
-    parallelism has changed, elements of several former subtasks may meet. The watermark of one
-    subtask must not make elements of another late.
+    `kept` contains the former watermark and the number of former subtasks; it may be empty. The
+    result is the former watermark, or MIN_WATERMARK if the parallelism has changed from more than
+    one. Elements of several former subtasks may meet then, and the watermark of one subtask must
+    not make elements of another late.
     """
     mark, former = kept or (MIN_WATERMARK, 1)
     return mark if former in (1, parallelism) else MIN_WATERMARK

@@ -90,8 +90,8 @@ class _Stamping:
     def _times(self, values: list[Any], timestamps: list[int] | None) -> list[int]:
         """Returns the checked timestamps of `values`.
 
-        The types are checked in two fast passes, because a float would otherwise only be detected
-        in a checkpoint.
+        The type of every timestamp is checked here, in fast passes over the whole list. Otherwise a
+        float would only be detected when a checkpoint encodes it.
         """
         extract, getter = self._extract, self._getter
         if (

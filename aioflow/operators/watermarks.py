@@ -56,8 +56,8 @@ WATERMARKS = "_watermarks"
 
 T = TypeVar("T")
 E = TypeVar("E")
-"""Type of the elements in constructors. `T` cannot be used there, because the class has no type
-argument yet.
+"""Type variable for the elements in the static constructors, where the class has no type argument
+yet, so that `T` cannot be used.
 """
 
 
@@ -276,7 +276,7 @@ class WatermarkStrategy(Generic[T]):
 
 
 class IdlenessTimer:
-    """Decides when a stream is idle, namely when it was polled for `idle_after_ms` without records.
+    """Decides when a stream is idle: when it was polled for `idle_after_ms` without records.
 
     `now_ms` is any clock. Time without a poll (back pressure) is not counted. The design follows
     Flink's WatermarksWithIdleness and PausableRelativeClock.
@@ -293,14 +293,15 @@ class IdlenessTimer:
     def records(self) -> bool:
         """Notes that records arrived.
 
-        Returns whether the stream was idle and is active again; report this before sending them.
+        Returns whether the stream was idle and is active again. If so, report this before sending
+        the records.
         """
         was_idle, self.idle = self.idle, False
         self._quiet_ms, self._since_ms = 0, None
         return was_idle
 
     def nothing(self, now_ms: int) -> int | None:
-        """Notes a poll without records; counts from the first such call.
+        """Notes a poll without records; the time counts from the first of such polls in a row.
 
         Returns when to call `check`, or None if the stream is idle already.
         """

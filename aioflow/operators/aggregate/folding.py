@@ -2,10 +2,10 @@
 their keys.
 
 A running or windowed aggregate spends its time on finding and changing the accumulator of each key.
-Here one Python loop does this. The parts of an `agg` change the slots of one list. Expressions are
-inlined in the loop as source, and so are simple functions, such as field access
-(`operators.inlining`); other functions are called. A record costs the time of its functions and
-some 60 ns.
+Here one Python loop does this for a whole batch. The aggregates combined by an `agg` keep their
+accumulators in one list. Expressions are inlined in the loop as source, and so are simple
+functions, such as field access (`operators.inlining`); other functions are called. A record costs
+the time of its functions and some 60 ns.
 
 Accumulators are plain values that the codec can encode. Ownership: `add` and `fold` may change the
 accumulator in the table; `merge(a, b)` may change `a`, never `b`; results share no mutable part of
@@ -190,8 +190,9 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     """Base of the aggregates that provide the source text of their loop, which is compiled.
 
     `initial` is the source of a new accumulator. `in_place` means that the accumulator is a
-    container, which is changed, not replaced. `regroups` means that merging is associative: parts
-    in one order have the same result in any grouping. Sums of floats have not, because of rounding.
+    container, which is changed, not replaced. `regroups` means that merging is associative:
+    accumulators in a given order have the same result, however their merges are grouped. Sums of
+    floats do not regroup, because of rounding.
     """
 
     initial = "None"
@@ -267,7 +268,7 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         return total(values)
 
     def totaller(self, value: Any) -> Callable[[Sequence[tuple[Any, Any]]], Any]:
-        """Returns a function like `total` for the first parts of pairs.
+        """Returns a function like `total` that takes pairs and aggregates their first items.
 
         The function is specialised for elements of the same kind as `value`.
         """
@@ -278,8 +279,8 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         """Returns a function `merger(merged, items)`, which merges each (key, accumulator) of
         `items` into `merged`.
 
-        The accumulators of `items` are later than those of `merged`; no accumulator is changed.
-        Returns None if they have to be merged one by one.
+        The accumulators of `items` follow those of `merged` in time. No accumulator is changed.
+        Returns None if accumulators have to be merged one by one.
         """
         if "merger" not in self._cache:
             merging = self.write_merge("a", "b")
@@ -446,7 +447,7 @@ class UserAggregate(FoldingAggregate):
 
 
 _PLAIN: dict[Any, Any] = {}
-"""Stands for the table of an accumulator that is passed without a table."""
+"""Placeholder for the table of an accumulator that is passed without a table."""
 
 
 def is_mergeable(function: AggregateFunction[Any, Any, Any]) -> bool:

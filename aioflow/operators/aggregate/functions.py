@@ -217,7 +217,7 @@ def resolve_aggregate(x: Any) -> FoldingAggregate:
 def explain_failure(aggregate: object, error: BaseException, value: Any) -> None:
     """Adds an explanation to `error`, which was raised when `aggregate` added the element `value`.
 
-    An example is that a field is text.
+    For example, it explains that a field to add up is text.
     """
     from aioflow.expressions.rows import note_text
 
@@ -240,7 +240,7 @@ class BuiltIn(FoldingAggregate):
     name = ""
     argument = "fn"
     reads_one = False
-    """Whether it reads nothing of an element but the result of `fn`."""
+    """Whether the aggregate reads nothing of an element but the result of `fn`."""
     has_column_form = False
     """Whether `columns.kernels` has a `LeafKind` of its name."""
 

@@ -14,22 +14,22 @@ Invariants: the results are the same, and in the same order.
   of its records are live or all are late, at any progress of the window. The watermark before the
   first record may be in force for all sent records.
 * Keys are sent in the order of their first record, which is also the order of the window's results.
-* The aggregate has the same result for any borders of batches. A sum does not, not even of a batch
-  of ints: after a float of another batch each addition rounds.
-* The omitted records are not visible elsewhere: with allowed lateness each late record would emit a
-  result of its own, and late elements may be read. `numLateRecordsDropped` counts sent records.
-* The compared values have a type with a total order (`_ORDERED`), as far as the accumulators show
-  it.
+* The result of the aggregate does not depend on how the input is split into batches. The result of
+  a sum does, even for a batch of ints: if another batch holds a float, each later addition rounds.
+* The omitted records are not visible elsewhere: the window allows no lateness, with which each late
+  record would emit a result, and its late elements are not read. `numLateRecordsDropped` counts
+  sent records.
+* The compared values, if an accumulator contains them, have a type with a total order (`_ORDERED`).
 * The functions of the aggregate only compute (`inlining`). If one fails, the records are sent
   unchanged, and the window names the record that fails.
 
 If a batch is not folded, the sender may still extract from each element the one value that the
-aggregate reads. Then this value, or nothing, is sent instead of the element. For a sum of one field
-over several processes, each whole record would otherwise be written, read and decoded for that
-field. The sender calls the function that the aggregate would have called, and marks the batch
-(`RecordBatch.taken`). If the call fails, the whole records are sent, and the aggregate fails at
-that record, or drops it as late. So the function must only compute: the requirement is the same as
-for inlining it in a loop (`inlining`).
+aggregate reads. Then this value, or nothing, is sent instead of the element. Otherwise a sum of one
+field over several processes would have to write, read and decode every whole record. The sender
+calls the function that the aggregate would have called, and marks the batch (`RecordBatch.taken`).
+If the call fails, the whole records are sent, and the aggregate fails at that record, or drops it
+as late. So the function must only compute: the requirement is the same as for inlining it in a loop
+(`inlining`).
 
 Some aggregates run on columns: `count sum mean min max` of expressions, and `agg` of these. numpy
 is imported only on demand.
@@ -80,8 +80,9 @@ __all__ = [
 ]
 
 SAMPLE = 16
-"""Number of records of a batch that are folded first to estimate its number of keys: 4 ns a record
-of a batch of 1,024.
+"""Number of records of a batch that are folded first to estimate its number of keys.
+
+This costs 4 ns for each record of a batch of 1,024.
 """
 SAMPLE_KEYS_MAX = 4
 """Maximum number of keys in the sample; with more keys the batch is sent unchanged.
@@ -92,7 +93,7 @@ Folding costs 90 ns a record; partitioning a record and all later work costs 150
 
 @dataclass(frozen=True, slots=True)
 class LocalAggregate:
-    """Adds up batches before they are sent, with the aggregate and the slices of the window."""
+    """Folds batches before they are sent, with the aggregate and the slices of the window."""
 
     aggregate: BuiltIn
     grid: SliceGrid
@@ -143,10 +144,10 @@ class LocalAggregate:
 
 
 def local_aggregate(aggregate: object, grid: SliceGrid) -> LocalAggregate | None:
-    """Returns the object that adds up batches before they are sent to a window of `aggregate`, or
-    None if that is not possible.
+    """Returns the object that folds batches before they are sent to a window of `aggregate`.
 
-    The late elements of the window must not be read by anyone.
+    Returns None if this is not possible. The side output of the window's late elements must not be
+    read.
     """
     if (
         not isinstance(aggregate, BuiltIn)
@@ -173,7 +174,7 @@ _OF_ONE = frozenset((First, Last))
 _FOLDED = frozenset((*_OF_ELEMENTS, *_OF_ONE, Min, Max))
 
 _ORDERED = frozenset((int, float, bool, str, bytes, Decimal, date, timedelta))
-"""Types of scores whose best value does not depend on the borders of batches.
+"""Types of compared values whose best value does not depend on how the input is split into batches.
 
 They have a total order, and aggregates handle NaN. Tuples that contain NaN, sets, and times of day
 of several zones have no total order.
@@ -236,7 +237,7 @@ def of_taken(aggregate: FoldingAggregate) -> FoldingAggregate:
 
 
 def at_record(value: Any, key: Any, *, taken: bool) -> str:
-    """Describes the failing record for a message, or the value extracted from it."""
+    """Describes the failing record, or the value extracted from it, for an error message."""
     of_key = f"of key {describe_record(key)}"
     return (
         f"at {describe_record(value)}, taken of a record {of_key}"
@@ -246,7 +247,7 @@ def at_record(value: Any, key: Any, *, taken: bool) -> str:
 
 
 def between_records(values: Sequence[Any], *, taken: bool) -> str:
-    """Describes a range of records for a message; the failing record is one of `values`."""
+    """Describes a range of records for an error message; one of `values` is the failing record."""
     ends = f"{describe_record(values[0])} and {describe_record(values[-1])}"
     return f"between {ends}, taken of records" if taken else f"between records {ends}"
 

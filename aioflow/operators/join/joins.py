@@ -56,12 +56,13 @@ FIRED = f"{INTERNAL_PREFIX}join-fired"
 """Name of the table (start of window, end) -> key -> True, which lists the keys that a window had
 fired when a checkpoint interrupted it.
 
-A key of which only some pairs were emitted has their number instead, and the numbers of its records
-on the left and on the right. Fired keys of rows are not listed: they are no longer in the window.
+If only some pairs of a key were emitted, the value is not True but contains the number of emitted
+pairs and the numbers of the key's records on the left and on the right. Fired keys of rows are not
+listed: they are no longer in the window.
 """
 
 ROWS_MAX = 1_024
-"""Number of windows that get rows from columns between two yields."""
+"""Number of windows that are converted from columns to rows between two yields."""
 
 
 class CoGroupOperator(WindowOperator):
@@ -151,9 +152,9 @@ class CoGroupOperator(WindowOperator):
                 self._fired = None
 
     def _fire_columns(self, watermark: int, reached: int) -> Iterator[None]:
-        """Fires the windows of columns up to `watermark`, if the join has some.
+        """Fires the windows that are held as columns and end up to `watermark`.
 
-        Their results follow the results of rows. `reached` is the event time before.
+        Their results follow the results of rows. `reached` is the event time before this advance.
         """
         return iter(())
 

@@ -1,9 +1,9 @@
-"""Joins of two keyed streams, element by element: each one meets those of the other side that came
-before, all of them (`RegularJoinOperator`) or those near in event time (`IntervalJoinOperator`).
+"""Joins of two keyed streams, element by element. Each element is paired with earlier elements of
+the other side: all (`RegularJoinOperator`), or those near in event time (`IntervalJoinOperator`).
 
-The pairs of one element leave in pieces. Between two of them a checkpoint can store the rest of the
-batch from that element on. The state then has the number of pairs that are left. The watermarks of
-the batches are those of the operator, the minimum over its inputs.
+The pairs of one element are emitted in pieces. Between two pieces a checkpoint can store the rest
+of the batch, from this element on, and the number of its pairs that are left. The watermarks of the
+batches are those of the operator, the minimum over its inputs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ TIMERS = "interval-join-timers"
 BUFFERS = ("interval-join-left", "interval-join-right")
 """Names of the tables key -> (times, values), sorted by time, or (time, value) of one element.
 
-One element of a key costs a third of the objects that the garbage collector examines.
+For a key with one element, a pair instead of lists makes a third of the objects that the garbage
+collector examines.
 """
 
 INSTANTS_MIN = 64
@@ -51,12 +52,12 @@ TIMERS_TOGETHER = 256
 """Maximum number of timers that fire together."""
 
 TIMERS_FEW = 64
-"""Number of timers of one instant below which the next instants are farther apart."""
+"""If an instant has fewer timers than this, the next instants are farther apart."""
 
 NAMED_TOGETHER = 64
-"""Number of records whose keys are named to the state together.
+"""Number of records whose keys are announced to the state together.
 
-The state may forget what is named when the function has named a thousand others.
+The state may drop announced keys once the join function has announced a thousand others.
 """
 
 Held = tuple[Any, Any]
@@ -87,7 +88,7 @@ class PairingOperator(Operator):
     _position = 0
     """Number of its processed records."""
     _left: int | None = None
-    """Number of pairs of the next record that are left, None between two records."""
+    """Number of pairs of the next record that are not emitted yet, None between two records."""
     _is_listed = False
     """Whether a checkpoint has listed that record."""
     _partly: StateTable | None = None
@@ -144,15 +145,17 @@ class PairingOperator(Operator):
         return self._out.resume(max_records)
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the records from the one on whose pairs are emitted now, none while elements are
-        dropped. The state has the number of its pairs that are left.
+        """Returns the rest of the batch, which begins with the record whose pairs are emitted now.
+
+        The state has the number of this record's pairs that are left. While elements are dropped,
+        no records are left.
         """
         if self._batch is None:
             return None
         return Unprocessed.rest_of(self._batch, self._position, self._reached, self._side)
 
     def _leave(self, position: int, key: Any, left: int) -> Iterator[None]:
-        """Yields once, amid the pairs of record `position`, of which `left` are left."""
+        """Yields once, amid the pairs of record `position`. `left` pairs are not emitted yet."""
         self._state.current_key = NO_KEY
         self._position, self._left = position, left
         yield
@@ -183,7 +186,7 @@ class RegularJoinOperator(PairingOperator):
     """An operator that pairs each element with all elements of the other side that have its key."""
 
     def __init__(self, ttls: Sequence[Any]) -> None:
-        """`ttls`: the times to live of the elements on the left and right, None without end."""
+        """`ttls` are the times to live of left and right elements; None means no expiry."""
         super().__init__()
         self._ttls = ttls
         self._current = MIN_WATERMARK
@@ -276,8 +279,8 @@ class _Instants:
     """The instants at which the elements of one input are dropped.
 
     Timers of one instant share an entry of the queue and fire together, which costs less than an
-    instant for each element. Elements stay longer for it, by at most `max_distance_ms`. Instants
-    with many timers would hold up the results behind them, so those get closer to each other.
+    instant for each element. In return, elements stay up to `max_distance_ms` longer. An instant
+    with many timers would delay later results, so the distance between instants is then reduced.
     """
 
     __slots__ = ("_count", "_distance_ms", "_last", "_max_distance_ms")
@@ -287,7 +290,9 @@ class _Instants:
         self._distance_ms = 1
         self._last = MIN_WATERMARK
         self._count = 0
-        """Number of timers since `_last` has changed, or since this instant had enough."""
+        """Number of timers since `_last` changed, or `TIMERS_FEW` plus the number since the
+        distance was last reduced.
+        """
 
     def after(self, end: int) -> int:
         """Returns the first instant that is not before `end`."""
@@ -324,8 +329,8 @@ class IntervalJoinOperator(PairingOperator):
             )
         super().__init__()
         self._function = UserFunction(function, "process_element")
-        # All relative to the time of an arriving element: the bounds of its partners' times, and
-        # the time until which it may find one.
+        # For each side, relative to the time of an arriving element: the bounds of the times of its
+        # partners, and the time until which partners may arrive.
         self._bounds = ((lower_ms, upper_ms), (-upper_ms, -lower_ms))
         self._kept_for = (max(0, upper_ms), max(0, -lower_ms))
         distance_ms = max(1, sum(self._kept_for) // INSTANTS_MIN)
@@ -487,8 +492,10 @@ class IntervalJoinOperator(PairingOperator):
         state.current_key = NO_KEY
 
     def _kept(self, held: Held, key: Any, index: int, value: Any, time: int) -> Held:
-        """Returns what is kept of a key, `held` and one more element. A timer is due at the latest
-        when half of them can find no partner any more.
+        """Returns the elements of a key in `held`, together with one more element.
+
+        Registers a timer if needed, so that one is due at the latest when half of the elements can
+        find no partner any more.
         """
         times, values = held if type(held[0]) is list else ([held[0]], [held[1]])
         if time >= times[-1]:

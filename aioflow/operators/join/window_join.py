@@ -6,20 +6,21 @@ run on columns: a batch is kept whole by slice (`columns.hash_join`), and all pa
 made at once when it fires. Both forms may meet in one run, because one side may send rows, or a
 batch may have keys that columns do not support. So every window is held in one of the two forms:
 
-* windows that end at or before `_until` are held as rows, or are over; later windows are held as
-  columns. A record whose windows are of both forms is held in both;
+* windows that end at or before `_until` are held as rows, or are over. Later windows are held as
+  columns. A record that belongs to windows of both forms is held in both forms;
 * before a row is added, the columns of its windows are converted to rows, in the order in which
   they arrived, and `_until` advances to the end of these windows;
 * when a window of columns fires, `_until` advances to its end.
 
-A checkpoint may interrupt the firing of a window of columns. Then `_until` is still the end before,
-and the state lists the keys whose pairs were emitted (`joins.FIRED`). After the restore the window
-fires the others, as columns or as rows. Among the pairs of one key of rows, a checkpoint lists the
-number of emitted pairs, and registers the timers again that were taken and have not fired.
+A checkpoint may interrupt the firing of a window of columns. Then `_until` is still the end of the
+previous window, and the state lists the keys whose pairs were emitted (`joins.FIRED`). After the
+restore the window fires the other keys, as columns or as rows. A checkpoint may also interrupt the
+pairs of one key of rows. Then the state lists the number of emitted pairs, and timers that were
+popped but have not fired are registered again.
 
 So neither the order of results nor lateness depends on which batches arrived as columns. After a
-restore the highest `_until` of the former subtasks applies. Columns of key groups with a lower one
-are converted to rows up to there.
+restore the highest `_until` of the former subtasks applies to all key groups. Columns of key groups
+with a lower `_until` are converted to rows up to the highest.
 """
 
 from __future__ import annotations
@@ -60,30 +61,29 @@ PAIRS_MAX = 65_536
 """Pairs in one piece of the output."""
 
 PAIRS_LISTED = 16
-"""Maximum number of pairs of rows that are made at once, in less time than one by one."""
+"""Maximum number of pairs of a key of rows that are made at once instead of one by one."""
 
 KEYS_LISTED = 16_384
 """Number of keys of an interrupted window that are listed, or read, between two yields: 2 ms."""
 
 WINDOWS_MAX = 64
-"""Maximum number of windows with one empty side, and of slices of a batch, between two yields:
-there may be thousands.
+"""Maximum number of windows with one empty side, or of slices of a batch, between two yields.
 """
 
 FAR = 100
-"""Number of windows ahead of the watermark from which a row probably has a wrong time.
+"""Number of windows ahead of the watermark from which on a row probably has a wrong time.
 
-Such a row is named in the log.
+A warning in the log names such a row.
 """
 
 
 class _Hot(NamedTuple):
-    """A key of rows whose pairs leave in pieces."""
+    """A key of rows whose pairs are emitted in pieces."""
 
     key: Any
     window: tuple[int, ...]
     before: int
-    """Number of results of the operator before the first pair."""
+    """Number of results that the operator emitted before the first pair."""
     height: int
     width: int
     """Numbers of records on the left and on the right."""
@@ -117,11 +117,11 @@ class WindowJoinOperator(CoGroupOperator):
         self._firing: tuple[int, int] | None = None
         """The window of columns that fires now."""
         self._given: list[Any] = []
-        """Codes of its fired keys that `FIRED` does not list yet."""
+        """Codes of the keys that this window has fired and `FIRED` does not list yet."""
         self._pairs: Pairing | None = None
-        """The pairs of the block of keys that it fires now."""
+        """The pairs of the block of keys that this window fires now."""
         self._made = 0
-        """Number of these pairs that were emitted."""
+        """Number of pairs in `_pairs` that were emitted."""
         self._rests_amid_pairs = (
             assigner.is_event_time
             and (trigger is None or trigger == assigner.default_trigger())
@@ -130,7 +130,7 @@ class WindowJoinOperator(CoGroupOperator):
         )
         """Whether a window of rows fires once, by a timer that may fire again after a restore."""
         self._hot: _Hot | None = None
-        """The key of rows whose pairs were made one by one last."""
+        """The last key of rows whose pairs were made one by one."""
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         if self.at_rest and self.unfired is not None and self._hot is not None:
@@ -342,10 +342,10 @@ class WindowJoinOperator(CoGroupOperator):
             self._forget_slices()
 
     def _warn_of(self, time: int) -> None:
-        """Warns of a row at `time` far ahead of the watermark.
+        """Logs a warning about a row at `time` far ahead of the watermark.
 
-        All windows up to those of the row are held as rows; if the row is a year ahead, columns are
-        never used again.
+        All windows up to those of the row are held as rows. If the row is a year ahead, no record
+        of that year is held in columns.
         """
         watermark = self._timers.current_watermark
         if self._warned or watermark == MIN_WATERMARK or time - watermark <= FAR * self._grid.size:
@@ -388,8 +388,8 @@ class WindowJoinOperator(CoGroupOperator):
         """Yields once, so that a checkpoint can store the windows of columns that have not fired
         yet.
 
-        Event time is `reached` then, so they fire after a restore. No checkpoint can come while
-        records are read from state (`is_reading`).
+        Event time in the checkpoint is `reached`, so these windows fire after a restore. No
+        checkpoint can be taken while records are read from state (`is_reading`).
         """
         self._timers.current_watermark = reached
         self.at_rest = not is_reading
@@ -442,7 +442,7 @@ class WindowJoinOperator(CoGroupOperator):
             self._fired.drop(window)
 
     def _forget_slices(self) -> None:
-        """Drops the slices of which all windows have fired, or are held as rows."""
+        """Drops the slices whose windows all have fired or are held as rows."""
         assert self._sides is not None
         self._sides.forget(self._grid.next_end(self._until - 1) - self._grid.size)
 
@@ -461,7 +461,8 @@ class WindowJoinOperator(CoGroupOperator):
     def _take_over(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]]) -> None:
         """Continues with the chunks of the former subtasks.
 
-        Columns of key groups that were behind others, or of other windows, are converted to rows.
+        Columns are converted to rows if their key groups were behind others, or the windows have
+        changed.
         """
         if not self.reads_columns:
             super()._take_over(chunks, shares)

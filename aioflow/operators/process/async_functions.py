@@ -6,8 +6,8 @@ awaits it before it runs any other mail or accepts more input. So no other eleme
 checkpoint sees the state half-way, and the current key stays the same. Control mail (fail, cancel)
 still gets through. The operator heads its chain: later operators run when the element is done.
 
-Elements that were accepted and not begun go into the checkpoint, by key, and are processed first
-after a restore.
+Elements that were accepted but not begun are part of a checkpoint, by key. After a restore they are
+processed first.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 PENDING = f"{INTERNAL_PREFIX}async-process-input"
-"""Name of the state of elements that were accepted and not begun.
+"""Name of the state of elements that were accepted but not begun.
 
 Each is (input, value, timestamp, watermark in force, number of subtasks). Earlier versions left out
 the last two.
@@ -334,7 +334,7 @@ class AsyncProcessOperator(ProcessOperator):
                 keyed.current_key = key
                 await self._await_on_timer(timestamp, key, rows)
                 if self._batch is None:
-                    # If elements wait, timers that it has set fire with the next element.
+                    # If elements wait, timers that `on_timer` has set fire with the next element.
                     await self._fire_until(self._context.watermark, rows, 1 << 63)
                 if self._perf_ns() >= deadline or len(rows.values) >= DRAIN_RECORDS_MAX:
                     break
@@ -411,7 +411,7 @@ class AsyncCoProcessOperator(AsyncProcessOperator):
 
 
 class AsyncBroadcastProcessOperator(AsyncProcessOperator):
-    """The operator of a process function of elements and a broadcast stream."""
+    """The operator of a process function with an input of elements and a broadcast stream."""
 
     sides = BroadcastProcessOperator.sides
 

@@ -1,7 +1,7 @@
 """The contexts of process functions: one for each operator, reused for each record, and its timers.
 
 The context is valid only during the call (for a generator, until it is exhausted). The current key
-is the keyed backend's, so that state, timers and `current_key` cannot disagree.
+is stored only in the keyed backend, so that state, timers and `current_key` cannot disagree.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["KeyedTimers", "OperatorProcessContext", "no_tag", "note_no_time"]
 
 
 def note_no_time(error: BaseException, ctx: OperatorContext) -> None:
-    """Adds to the `error` of a function that `ctx.timestamp` is None without event time.
+    """Adds a note to the `error` of a function: `ctx.timestamp` is None without event time.
 
     The note is added only if the line that raised the error reads a timestamp.
     """
@@ -51,7 +51,9 @@ class _SideRows:
 
     def __init__(self) -> None:
         self.tags: list[OutputTag[Any]] = []
-        """All tags that were given, which are equal. Their ids are in use."""
+        """All tag objects that were passed, which are equal. They are kept because their ids are in
+        use.
+        """
         self.values: list[Any] = []
         self.stamps: list[int] = []
         self.marks: list[int] = []
@@ -97,10 +99,10 @@ class OperatorProcessContext:
         self._side_rows: dict[OutputTag[Any], _SideRows] = {}
         """Records for side outputs that are not sent yet."""
         self._sides: dict[int, _SideRows] = {}
-        """The same by the ids of the tags, because hashing a tag is slow."""
+        """The same records by the `id()` of their tag, because hashing a tag is slow."""
         self._is_checked = ctx.debug
         self._is_collecting = False
-        """Whether the operator sends the side outputs when it has called the function."""
+        """Whether side outputs are collected until the operator has called the function."""
         self.timestamp: int | None = None
         """Timestamp of the element, or of the timer that fires; None without event time."""
         self.watermark = MIN_WATERMARK
@@ -185,9 +187,9 @@ class OperatorProcessContext:
     def collect_sides(self) -> None:
         """Keeps the records for side outputs until `flush_sides`.
 
-        The operator calls it before it calls the function for a batch. Outside of such calls each
-        record is sent when it is emitted. So is each in debug mode, where the check for mutations
-        sees values as they were emitted.
+        The operator calls it before it calls the function for a batch. Outside of such calls, and
+        always in debug mode, each record is sent when it is emitted. So the check for mutations in
+        debug mode sees values as they were emitted.
         """
         self._is_collecting = not self._is_checked
 
@@ -223,9 +225,9 @@ class OperatorProcessContext:
 class KeyedTimers:
     """The `TimerService` of the current key.
 
-    `next_due` is never above the timestamp of the first event-time timer. After a deletion it may
-    be below; then the operator finds no due timer and raises `next_due`. So the hot path reads one
-    attribute.
+    `next_due` is never above the timestamp of the first event-time timer, so the hot path reads
+    only this attribute. After a deletion it may be below. Then the operator finds no due timer and
+    increases `next_due`.
     """
 
     __slots__ = (

@@ -7,8 +7,8 @@ timer t fires, the current watermark is t, however far the watermark jumps. The 
 follows watermark t - 1, so that it is not late downstream.
 
 If a million timers are due at once, they fire in slices: `has_pending` and `resume` yield to the
-loop in between. The operator keeps the unfinished batch, and the emitted watermark is never above
-the fired timers.
+loop in between. The operator keeps the unfinished batch, and the emitted watermark does not pass a
+timer that has not fired.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ProcessOperator(Operator):
         if self._timers is not None:
             reached, next_due = self._timers.current_watermark, self._timers.next_event_time
             self._context.watermark = reached
-            # A checkpoint in the midst of due timers leaves some of the same instant.
+            # After a checkpoint amid due timers, some timers of the instant may be left.
             self._mark = reached if next_due > reached else next_due - 1
         await self._user.open(ctx)
         self._calls = [self._user.call]
@@ -187,7 +187,9 @@ class ProcessOperator(Operator):
             self._context.flush_sides()
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the elements behind the timers that fire now. Timers that are left are state."""
+        """Returns the elements behind the timers that fire now. Timers that have not fired are in
+        state.
+        """
         batch, first = self._batch, self._position
         if batch is None or self._ending:
             return None
@@ -265,9 +267,9 @@ class ProcessOperator(Operator):
         out: list[Any],
         origin: list[int],
     ) -> None:
-        """Does the same for elements with times.
+        """Calls the function for elements with times.
 
-        `origin` gets the index of the element of each result.
+        Appends to `origin` the index of the element of each result.
         """
         call, context, append, plain = self._calls[index], self._context, out.append, PLAIN_RESULTS
         add_origin = origin.append
@@ -433,10 +435,10 @@ class ProcessOperator(Operator):
         return rows.batch(before, watermark)
 
     def _given_amid_timers(self, rows: Rows) -> RecordBatch:
-        """Does the same while timers are due that have not fired.
+        """Returns `rows` as a batch while some due timers have not fired.
 
-        The next operator gets a new watermark after all of them have fired, or with an output. So
-        its own timers do not see where a time slice has ended.
+        The next operator gets a new watermark only with an output, or after all timers have fired.
+        So the order in which its own timers fire does not depend on where a time slice ended.
         """
         return self._given(rows, max([self._sent, *rows.marks[-1:]]))
 
@@ -500,7 +502,9 @@ class ProcessOperator(Operator):
         self._context.timestamp = None
 
     def _emit_fired(self) -> None:
-        """Emits the output of processing-time timers, and of the timers that they made due."""
+        """Emits the output of processing-time timers, and of event-time timers that they registered
+        and that are due already.
+        """
         rows, self._fired = self._fired, Rows()
         timers, context = self._timers, self._context
         assert timers is not None and self._keyed is not None

@@ -42,9 +42,9 @@ class AddingWindowOperator(Operator, ABC):
     _state: KeyedStateBackend
     _out: ResumableOutput
     _batch: RecordBatch | None = None
-    """The batch behind suspended work."""
+    """The batch that is being processed while work is suspended."""
     _position = 0
-    """The number of its records that are processed."""
+    """The number of processed records of `_batch`."""
     _at_rest = False
     """Whether a checkpoint can store the state and the rest of the batch at this moment."""
 
@@ -93,7 +93,9 @@ class AddingWindowOperator(Operator, ABC):
         return self._out.pending and self._batch is not None
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the records behind the windows that fire. Windows that are left are state."""
+        """Returns the records behind the windows that fire. Windows that have not fired are in
+        state.
+        """
         batch = self._batch
         if batch is None or not self._at_rest or not self._out.pending:
             return None

@@ -144,9 +144,9 @@ def window_fn_results(made: Any) -> Iterable[Any]:
 def window_results(
     keys: Iterable[Any], start: int | None, end: int | None, values: Iterable[Any]
 ) -> list[WindowResult[Any, Any]]:
-    """Returns the result of each key of one window.
+    """Returns the result of each key of one window. Keys and values are not converted.
 
-    Takes 0.65 of the time of `tuple.__new__` for each. Keys and values are not converted.
+    This takes 0.65 of the time of a call of `tuple.__new__` for each result.
     """
     rows = list(zip(keys, repeat(start), repeat(end), values, strict=False))
     return convert(rows, _RESULTS)
@@ -170,8 +170,8 @@ class WindowAssigner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TumblingWindows:
-    """Assigner of adjacent windows of `size` ms. One starts at `offset` (and every `size` before
-    and after).
+    """Assigner of adjacent windows of `size` ms. A window starts at `offset` plus any multiple of
+    `size`.
     """
 
     size: int
@@ -412,16 +412,14 @@ def keep_within(d: Duration) -> Evictor[Any]:
 
 
 def last_kept(evictor: Evictor[Any] | None) -> int | None:
-    """Returns the number of last elements that `evictor` keeps, or None if it is an evictor of
-    another kind.
-    """
+    """Returns `n` if `evictor` is `keep_last(n)`, otherwise None."""
     return evictor.n if isinstance(evictor, _KeepLast) else None
 
 
 def keeps_some(evictor: Evictor[Any] | None) -> bool:
-    """Returns whether `evictor` is absent or built in.
+    """Returns whether `evictor` is None or built in.
 
-    Then no window is left empty, and elements may be plain pairs.
+    Such an evictor leaves no window empty, and accepts plain pairs as elements.
     """
     return evictor is None or type(evictor) in (_KeepLast, _KeepWithin)
 

@@ -2,11 +2,11 @@
 fields are set before each call.
 
 `MergingWindowSet` tracks the open session windows of a key, and the namespace of each window's
-contents. After Flink's MergingWindowSet. When windows merge, the contents of the first stay in
-place and the contents of the others are moved to them. So a window in flight has a *state window*,
-its initial window, which may differ from its present bounds. Open windows never overlap or touch.
-They are kept in order of time and found by bisection. A key may have as many open windows as
-elements while the watermark waits.
+contents. The design follows Flink's MergingWindowSet. When windows merge, the contents of the first
+stay in place and the contents of the others are added to them. So an open window has a *state
+window*: its initial window, which may differ from its present bounds. Open windows never overlap or
+touch. They are kept in order of time and found by bisection, because a key may have as many open
+windows as elements while the watermark does not advance.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class SessionSettings:
 
 
 def _spelled(part: object) -> str:
-    """Returns a trigger or an evictor as text: the built-in ones as the call that makes them."""
+    """Returns a trigger or an evictor as text: a built-in one as the call that makes it."""
     if part is None:
         return "none"
     name = type(part).__name__

@@ -260,7 +260,7 @@ class WindowOperator(Operator):
         return self._batch is not None
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the records behind the windows that fire. Windows that are left are state."""
+        """Returns the records behind the windows that fire. Unfired windows are in state."""
         if self._batch is None or not self.at_rest or self.rests:
             return None
         return Unprocessed.rest_of(self._batch, self._position, self._timers.current_watermark)
@@ -365,9 +365,9 @@ class WindowOperator(Operator):
         yield from self._fire_all(iter([(time, key, namespace)]), event=False)
 
     def rest_amid_timers(self) -> Iterator[None]:
-        """Yields once. Until then a checkpoint can store the timers that are left.
+        """Yields once. At this yield a checkpoint can store the timers that have not fired.
 
-        Their instant is not reached yet, so they fire after the restore before the next element.
+        In it their instant is not reached, so they fire after a restore before the next element.
         Overdue timers wait for the next advance of event time, as they would without a restore.
         """
         self._timers.current_watermark = max(self._reached, self._timers.event_time_done)
@@ -718,7 +718,7 @@ class WindowOperator(Operator):
         self._acted(result, key, window, namespace, over=over)
 
     def _rest_amid_results(self) -> Iterator[None]:
-        """Yields once. No checkpoint can come: a function of the user makes the results."""
+        """Yields once. No checkpoint can be taken then, amid the results of a user function."""
         yield
 
     def _bind(self, window: Window, timestamp: int | None, watermark: int) -> None:

@@ -1,7 +1,7 @@
 """Adds runs of elements to their windows: part of a batch at once, without a call for each element.
 
 A *run* is a part of a batch in which no timer is due and no window of an element has passed its
-end. So no element of a run is late, and only a count may fire a window in the midst of it. The
+end. So no element of a run is late, and only a trigger that counts may fire a window within it. The
 trigger must be one of the built-in ones that `plain_trigger` describes. Then an element of an open
 window costs a few look-ups. Timers are registered with the first element of a key and window, since
 a plain trigger never deletes them while the window is open.
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 __all__ = ["Unfired", "WindowRuns", "Windows", "as_lists", "takes_runs"]
 
 Unfired = tuple[int, Sequence[tuple[Any, tuple[int, ...]]]]
-"""The instant of timers that were taken, and (key, namespace) of each that has not fired to its
-end.
+"""The instant of timers that were popped, and (key, namespace) of each timer whose firing is not
+complete.
 """
 
 RUN_MAX = 512
 """Maximum number of elements of a run, over all their windows.
 
-RocksDB keeps twice as many keys in memory for the operator that named them.
+The RocksDB backend keeps twice as many announced keys of an operator in memory.
 """
 
 FIRED_TOGETHER = 512
@@ -71,7 +71,7 @@ _ABSENT: Any = object()
 
 
 def takes_runs(assigner: WindowAssigner) -> bool:
-    """Returns whether the windows of `assigner` follow from the time of an element alone."""
+    """Returns whether the windows that `assigner` chooses depend only on an element's time."""
     if isinstance(assigner, SlidingWindows):
         return assigner.slide <= assigner.size <= WINDOWS_MAX * assigner.slide
     return isinstance(assigner, TumblingWindows | GlobalWindows)
@@ -111,7 +111,7 @@ class Windows(Protocol):
         """Handles a due timer. Returns the remaining work."""
 
     def rest_amid_timers(self) -> Iterator[None]:
-        """Yields once. Until then a checkpoint can store the timers that are left."""
+        """Yields once. At this yield a checkpoint can store the timers that have not fired."""
 
     def clear_process(self, window: Window) -> None:
         """Has the window function clear its state of a window that is dropped."""
@@ -172,7 +172,7 @@ class WindowRuns:
     ) -> None:
         """`aggregate` is None if windows hold their elements, with their times for an `evictor`.
 
-        `alone` is the aggregate if the result of a window needs nothing else.
+        `alone` is the aggregate if its result is the result of the window, without other functions.
         """
         self._trigger = trigger
         self._contents = contents
@@ -185,7 +185,7 @@ class WindowRuns:
         self._timed = evictor is not None
         self._lateness = lateness_ms
         self._last = last_kept(evictor)
-        """Number of last elements that windows hold, None if there is no limit."""
+        """Maximum number of elements that a window keeps, the last ones; None without a limit."""
         self._alone = None if self._timed and self._last is None else alone
         self._is_event_time = assigner.is_event_time
         self._register = (
@@ -264,7 +264,7 @@ class WindowRuns:
     def _fold(
         self, window: _Open, keys: Sequence[Any], values: list[Any], aggregate: FoldingAggregate
     ) -> int:
-        """Adds all elements to one window, which none of them fires. Returns their number."""
+        """Adds all elements to one window, and returns their number. None of them fires it."""
         contents, register, namespace = window.contents, self._register, window.namespace
         if window.dues:
             for key in dict.fromkeys(keys):
@@ -291,7 +291,8 @@ class WindowRuns:
     ) -> int:
         """Adds elements from `begin` on until one of them ends the run.
 
-        `reached` is the watermark of the last of them. Returns the index behind the last added one.
+        `reached` is the watermark of the last element of the run. Returns the index after the last
+        added element.
         """
         aggregate, register = self._aggregate, self._register
         every, step = self._trigger.every, self._trigger.step
@@ -344,7 +345,7 @@ class WindowRuns:
     ) -> int:
         """Does the same as `_add_each` for a window that fires by its count alone.
 
-        The result is made here, without the calls that other windows need.
+        Results are computed in this method, without the calls that other windows need.
         """
         assert self._alone is not None and self._trigger.every is not None
         aggregate, last = self._alone, self._last
@@ -403,7 +404,9 @@ class WindowRuns:
     def _add_results(
         self, batch: RecordBatch, fired: list[int], keys: list[Any], window: Window, made: list[Any]
     ) -> None:
-        """Emits the results `made` of `window`, which the elements `fired` of `batch` made due."""
+        """Emits the results `made` of `window`. `fired` are the indices of the elements in `batch`
+        that made them due.
+        """
         times, watermarks, timers = batch.timestamps, batch.watermarks, self._timers
         if watermarks is not None:
             timers.current_watermark = max(timers.current_watermark, watermarks[fired[-1]])
@@ -449,7 +452,7 @@ class WindowRuns:
     def fire_due(self, watermark: int, reached: int) -> Iterator[None]:
         """Fires the windows that are due up to `watermark`, the keys of one window together.
 
-        `reached` is the watermark before. Only if `fires_at_end`.
+        `reached` is the watermark before this advance. Called only if `fires_at_end`.
         """
         out, state, windows = self._out, self._state, self._windows
         pop, in_steps = self._timers.pop_due_together, self._trigger.step is not None
@@ -574,7 +577,9 @@ class WindowRuns:
     def _windows_at(
         self, grid: SliceGrid, start: int, keys: Sequence[Any], opened: dict[int, _Open]
     ) -> list[_Open]:
-        """Returns the windows of the slice at `start`, earliest first, for changes of `keys`."""
+        """Returns the windows of the slice at `start`, earliest first, prepared for changes of
+        `keys`.
+        """
         found = []
         for end in range(grid.first_end(start), grid.last_end(start) + 1, grid.slide):
             window = opened.get(end)
@@ -589,7 +594,7 @@ class WindowRuns:
         return found
 
     def _name(self, window: _Open, keys: Sequence[Any]) -> None:
-        """Names the keys of `window` that are about to change."""
+        """Announces the keys of `window` that are about to change to the state."""
         window.contents = self._contents.of(window.namespace, keys)
         if self._trigger.every is not None:
             window.counts = self._counts.of(window.namespace, keys)
@@ -629,7 +634,7 @@ class _ReadList(list[Any]):
 
 
 def _forget(table: StateTable, namespace: Any, entries: Any, removed: Iterable[Any]) -> None:
-    """Notes which keys of `entries` were removed and did not come back.
+    """Notes which keys of `entries` were removed and not added again.
 
     Drops a namespace without keys.
     """

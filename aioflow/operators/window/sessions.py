@@ -14,9 +14,9 @@ Invariants:
 
 * no open session of a key overlaps or touches another, and none is over: a session that the
   watermark passes fires and is dropped;
-* a key with open sessions has a timer at or before the last instant of each of them. A session that
-  grows leaves its timer in place. When that timer is due, it is registered again for the session's
-  present end. So a session costs a timer for each gap that it lasts, not one for each record;
+* a key with open sessions has a timer at or before the last instant of each of them. When a session
+  grows, its timer stays. When the timer is due, it is registered again for the present end of the
+  session. So a session needs one timer per gap of its duration, not one per record;
 * a session fires when the watermark in force reaches `end - 1`, and `end - 2` is in force before
   its result.
 """
@@ -60,7 +60,7 @@ Session = list[Any]
 
 CONTENTS_BY_WINDOW = "window-contents"
 SESSIONS_BY_WINDOW = "window-sessions"
-"""Names of the tables of sessions with `process` in earlier versions, and with lateness."""
+"""Names of the tables of sessions with lateness, and with `process` in earlier versions."""
 
 _START: Callable[[Session], int] = itemgetter(0)
 _END: Callable[[Session], int] = itemgetter(1)
@@ -129,7 +129,7 @@ class SessionWindowOperator(AddingWindowOperator):
 
     def _take_over(self) -> list[tuple[Any, TimeWindow]]:
         """Continues with the sessions of an earlier version, or of a window that had lateness. Each
-        was kept in a namespace.
+        of these sessions was stored in a namespace of its own.
 
         Their timers stay: each open session has one at its last instant. Sessions that had fired
         and waited for late elements are dropped, and returned with their keys.

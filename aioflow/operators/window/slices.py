@@ -8,9 +8,9 @@ all other windows.
 Invariants:
 
 * work is due at fixed instants (ends of windows, and ends plus lateness), whether or not a slice is
-  stored there. Between two of them (`_deadline`) no timestamp changes its class: live, late but
-  allowed, dropped. So a batch is divided only there, and a batch that lies in one slice and reaches
-  no deadline costs one bulk fold;
+  stored there. Between two of these instants (`_deadline`) no timestamp changes its class: live,
+  late but allowed, dropped. So a batch is divided only at them, and a batch that lies in one slice
+  and reaches no deadline costs one bulk fold;
 * a window fires when the watermark in force reaches `end - 1`, and its results have `end - 2` in
   force before them: event time is continuous. A higher watermark that was in force stays;
 * keys are emitted in the order of their first arrival in a slice, earlier slices first. A snapshot
@@ -18,7 +18,8 @@ Invariants:
   keys are emitted group by group.
 
 A checkpoint may interrupt a window between two of its keys. It lists the keys that the window has
-fired (`FIRED`), and after the restore they are ahead of the watermark: the window fires the others.
+fired (`FIRED`). After the restore these keys are ahead of the watermark, and the window fires only
+the others.
 
 Windows of processing time use the same slices, so that one call adds a whole batch with
 all its keys.
@@ -104,8 +105,8 @@ class SliceWindowOperator(AddingWindowOperator):
     _fired: StateTable | None = None
     """The table `FIRED`, made when a checkpoint first interrupts a window."""
     _fired_ends: tuple[int, ...] = ()
-    """Ends of the windows that checkpoints had interrupted, from the last on. The keys that `FIRED`
-    lists of them are ahead of the watermark.
+    """Ends of the windows that checkpoints had interrupted, last first. Keys that `FIRED` lists for
+    them are ahead of the watermark.
     """
     _firing: int | None = None
     """End of the window that fires now."""
@@ -125,7 +126,7 @@ class SliceWindowOperator(AddingWindowOperator):
         self.reads_columns = why_rows(self._aggregate) is None
         self._ahead: list[tuple[KeyGroupRange, int]] = []
         self._given: list[Sequence[Any]] = []
-        """Keys that the window has fired which fires now, and which `FIRED` does not list."""
+        """Keys that the window `_firing` has fired and `FIRED` does not list yet."""
         self._watermark = MIN_WATERMARK
         self._deadline = self._live_from = self._late_below = 0
         self._moved_to(MIN_WATERMARK)
@@ -271,10 +272,10 @@ class SliceWindowOperator(AddingWindowOperator):
         """Continues at the progress of the former subtasks: no window fires twice, and late stays
         late.
 
-        The former subtasks had reached one watermark, because an aligned barrier cuts all of them
-        at the same watermark. Otherwise this subtask continues at the lowest, and `_ahead` holds
-        the key groups with a higher watermark until it has caught up with them. Key groups at the
-        end of time start again without a watermark, because a drained job continues after it.
+        With aligned barriers the former subtasks had all reached the same watermark. Otherwise this
+        subtask continues at the lowest, and `_ahead` holds the key groups with a higher watermark
+        until it has caught up with them. Key groups at MAX_WATERMARK start again without a
+        watermark, because a drained job may continue with new input.
         """
         own = self._state.key_group_range
         found = [
@@ -409,7 +410,7 @@ class SliceWindowOperator(AddingWindowOperator):
         return values.take(others), taken(timestamps, others), taken(keys, others)
 
     def _add_late(self, value: Any, timestamp: int, key: Any, watermark: int) -> Iterator[None]:
-        """Adds one record that may be late, and fires its windows that have already fired again.
+        """Adds one record that may be late. Those of its windows that had already fired fire again.
 
         A record that is late for all its windows is dropped.
         """
@@ -563,7 +564,9 @@ class SliceWindowOperator(AddingWindowOperator):
                 yield from self._rest(can_rest)
 
     def _rest(self, can_rest: bool) -> Iterator[None]:
-        """Yields once. Until then a checkpoint can store the keys that are left of a window."""
+        """Yields once. At this yield a checkpoint can store the keys of a window that have not
+        fired.
+        """
         self._at_rest = can_rest
         yield
         self._at_rest = False
@@ -583,7 +586,7 @@ def _parted(
 ) -> tuple[list[Any], list[Any]]:
     """Returns the `items` with timestamps before `instant`, and the others.
 
-    A solution with flags and `itertools.compress` would take twice as long.
+    Flags and `itertools.compress` would take twice as long.
     """
     earlier: list[Any] = []
     later: list[Any] = []
@@ -621,7 +624,7 @@ class ClockWindowOperator(SliceWindowOperator):
     _event_time = MIN_WATERMARK
     """The watermark of the input."""
     _lead = 0
-    """Lead of the operator's time over the clock, in ms."""
+    """Number of ms by which the operator's time is ahead of the clock."""
     _due = MIN_WATERMARK
     """The instant for which the timer last fired; windows that end up to it are due."""
 
@@ -673,15 +676,15 @@ class ClockWindowOperator(SliceWindowOperator):
         await super().close()
 
     def _now(self) -> int:
-        """Returns the time of the operator.
+        """Returns the time of the operator, in ms.
 
-        This time lies in no window that has fired, even if the clock was put back a little.
+        This time is after all windows that have fired, even if the clock was put back a little.
         """
         now = self.ctx.processing_time() + self._lead
         return max(now, *self._later_than())
 
     def _later_than(self) -> list[int]:
-        """Returns lower bounds for the times of further elements. All of them hold."""
+        """Returns several lower bounds for the times of further elements; the highest counts."""
         reached = [self._watermark, *(reached for _, reached in self._ahead)]
         reached += map(last_instant, self._fired_ends)
         return [instant + 1 for instant in reached]

@@ -456,10 +456,10 @@ class PlainTrigger(NamedTuple):
     """The decisions of a built-in trigger for elements of a window that has not ended."""
 
     every: int | None
-    """Number of elements at which it fires; None if no element fires it."""
+    """Number of elements after which the trigger fires; None if no element fires it."""
     purges: bool
     at_end: bool
-    """Whether it has a timer at the end of the window."""
+    """Whether the trigger has a timer at the end of the window."""
     step: int | None = None
     """Milliseconds of event time between two firings before the end; None if there are none."""
 
@@ -467,7 +467,7 @@ class PlainTrigger(NamedTuple):
 def plain_trigger(trigger: Trigger[Any], *, is_event_time: bool) -> PlainTrigger | None:
     """Returns `trigger` in the form that an operator can carry out without calls, or None.
 
-    `is_event_time` says by which time its windows end.
+    `is_event_time` tells whether its windows end by event time or by processing time.
     """
     purges = False
     while isinstance(trigger, _Purging):
