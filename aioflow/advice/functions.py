@@ -179,7 +179,7 @@ def check_function_class(function: Any) -> None:
 
 
 def _contract(cls: type) -> dict[str, FunctionType]:
-    """Returns the methods that the engine calls on subclasses of the engine's bases of `cls`."""
+    """Returns the methods of `cls` that the engine calls, as defined by its bases in aioflow."""
     ours = [one for one in cls.__mro__ if _is_ours(one)]
     if any(issubclass(one, Function) for one in ours):
         ours.append(CheckpointedFunction)
@@ -199,7 +199,7 @@ def _meant(name: str, missing: list[str]) -> str:
     """Returns the name in `missing` of which `name` is probably a misspelling, or "" if there is
     none.
 
-    The names may differ in underscores, in case, or by about a letter.
+    A misspelling may differ in underscores, in case, or by about one letter.
     """
     for one in missing:
         if _letters(one) == _letters(name):

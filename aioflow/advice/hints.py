@@ -1,8 +1,9 @@
 """Hints for error messages about a wrong argument: what the user probably meant to write.
 
-Python only names the argument: "got an unexpected keyword argument 'discover'". A decorated
-function also names its parameters, and the parameter that was probably meant. A valid call costs
-one more frame, so this is for functions that build a flow, never for functions that run in one.
+Python only names the argument: "got an unexpected keyword argument 'discover'". The error of a
+decorated function also lists its parameters, and names the parameter that was probably meant. A
+valid call costs one more frame, so this is for functions that build a flow, never for functions
+that run in one.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def keys_hint(given: Any, method: str) -> str:
     """
     if not isinstance(given, (tuple, list)) or len(given) < 2:
         return field_hint(given)
-    if all(map(is_expression, given)):  # A list, for a tuple is a key.
+    if all(map(is_expression, given)):  # A list: a tuple of expressions is a valid key.
         return (
             f"; a key of several expressions is a tuple: {method}(({', '.join(map(repr, given))}))"
         )
@@ -148,7 +149,7 @@ def window_time_hint(given: Mapping[str, Any]) -> str | None:
 
 
 def idleness_hint(given: Mapping[str, Any]) -> str | None:
-    """Returns where `idle_after=` belongs, if it or a similar name was passed to another call."""
+    """Returns a hint where to pass `idle_after=`, if it or a similar name was passed elsewhere."""
     name = next(iter(given))
     if name not in ("idle_after", "idle_after_ms", "idleness", "idle_timeout"):
         return None
@@ -267,7 +268,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 def explained(function: F, name: str | None = None) -> F:
     """Returns `function` with a helpful TypeError for wrong arguments.
 
-    `name` is the name to use in messages, by default that of the function.
+    `name` is the name to use in error messages, by default the function's own.
     """
 
     @wraps(function)
@@ -379,7 +380,7 @@ def _shown(parameter: inspect.Parameter) -> str:
 
 
 def nearest_method(of: type, name: str) -> str:
-    """Returns the end of a message that names the public method closest to `name`.
+    """Returns the end of an error message, which names the public method closest to `name`.
 
     Returns an empty string for private names, which no user wrote.
     """

@@ -6,14 +6,14 @@
   into one window of a minute and a half. So the first timestamp of each source is checked. No clock
   is read: the range of present times is some decades wide, and far from the same numbers in
   milliseconds.
-* A default such as `[]` that is changed in place is forgotten unless it is written back. Code that
-  reads it and never updates the state probably forgets that.
-* Only a function knows its side outputs, so a misspelt tag is an empty stream. An empty side output
-  alone means nothing, since most are for exceptional records. So the end of a task compares those
-  with a reader with those that have records.
-* A task looks at itself every few seconds and passes what it sees, with the time. `TaskAdvice`
-  warns of inputs that stay silent, and of calls that wait because too few run at once. Each warning
-  is logged once for a job in a process. This module reads no clock.
+* A default such as `[]` of a state, if changed in place, is lost unless it is written back. Code
+  that changes it and never updates the state has probably forgotten to.
+* Only a function knows its side outputs, so a misspelt tag makes an empty stream. An empty side
+  output alone means nothing, since most are for exceptional records. So at the end of a task, the
+  side outputs that are read are compared with those that got records.
+* A task passes the state of its inputs and calls to `TaskAdvice` every few seconds, with the time.
+  `TaskAdvice` warns of inputs that stay silent, and of elements that wait because too few calls run
+  at once. Each warning is logged once per job in a process. This module reads no clock.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _difference(left: Any, right: Any) -> tuple[str, str] | None:
 
 
 TODAY_S = range(1_000_000_000, 2_500_000_000)
-"""Seconds since 1970 that count as a present time: from 2001 to 2049."""
+"""Range of seconds since 1970 that are probably a present time: from 2001 to 2049."""
 YEAR_S = 31_556_952
 
 UNITS = (
@@ -133,7 +133,7 @@ UNITS = (
 def warn_of_unit(timestamp: int) -> None:
     """Logs a warning if `timestamp` probably has another unit than milliseconds.
 
-    `timestamp` is the first one of the operator whose scope is the current one.
+    `timestamp` is the first timestamp of the operator in whose scope this is called.
     """
     for unit, per_second, remedy in UNITS:
         if timestamp // per_second in TODAY_S:
@@ -186,7 +186,7 @@ class ForgottenDefault:
         self.is_open = True
 
     def compare(self, given: Any, default: Any) -> None:
-        """Compares a copy with the default that it was made from."""
+        """Compares the copy `given` with the `default` from which it was made."""
         if not isinstance(given, list | dict | set | deque | bytearray):
             self.is_open = False  # Other types may compare at a cost, or not at all.
             return
@@ -268,10 +268,10 @@ class CallsSeen(NamedTuple):
 
 
 class TaskAdvice:
-    """The memory of former looks at one task."""
+    """Remembers the former states of one task, and logs those that last too long."""
 
     def __init__(self, job: str, task: str, told: set[str]) -> None:
-        """`told` has the warnings that tasks of the job have logged already."""
+        """`told` contains the warnings that tasks of the job have logged already."""
         self._job = job
         self._task = task
         self._told = told
@@ -281,7 +281,7 @@ class TaskAdvice:
         """The inputs that hold event time back."""
 
     def look(self, inputs: Iterable[InputSeen], calls: Iterable[CallsSeen], now: float) -> None:
-        """Notes the present state, and logs one that has lasted for 30 seconds."""
+        """Notes the present state, and logs a warning if a state has lasted for 30 seconds."""
         lasting, standing = self._since, self._standing
         self._since, self._standing = {}, {}
         inputs = list(inputs)

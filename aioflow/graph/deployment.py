@@ -65,7 +65,7 @@ class PartitionId(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class InputChannelDescriptor:
-    """One channel of a gate: the subpartition of a producer that it reads."""
+    """One channel of a gate: the producer's subpartition that the channel reads."""
 
     partition: PartitionId
     subpartition_index: int
@@ -87,12 +87,12 @@ class InputGateDescriptor:
     channels: tuple[InputChannelDescriptor, ...]
     may_be_overtaken: bool = False
     producer: str = ""
-    """Name of the vertex that it reads."""
+    """Name of the vertex whose output the gate reads."""
 
 
 class ResultPartitionDescriptor(msgspec.Struct, frozen=True):
-    """The output of a subtask for one edge: one subpartition for each consumer subtask that it
-    reaches.
+    """The output of a subtask for one edge: one subpartition for each consumer subtask that gets
+    its records.
     """
 
     partition: PartitionId
@@ -121,5 +121,5 @@ class TaskDeploymentDescriptor:
 
     @property
     def task_name(self) -> str:
-        """The name of the subtask in logs and notes."""
+        """The name of the subtask in logs and notes on errors."""
         return self.vertex.task_name(self.attempt.subtask_index)

@@ -6,10 +6,10 @@ has no other main consumer, the downstream operator has no other input, and neit
 chaining. A chain is a line; an operator with two consumers is its tail. Validation happens here, so
 an invalid flow fails before anything runs.
 
-A job graph can be rescaled: the chains and the exchanges stay as they are. A task keeps all
-operators of its chain, so its state is found again, and data in flight too. An exchange that the
-planner chose by parallelism is forward between equal tasks, else a rebalance. Tasks joined by
-`forward()` of the user keep one parallelism.
+A job graph can be rescaled without changing chains and exchanges. A task keeps all operators of its
+chain, so its state and its in-flight data are found again. An exchange whose strategy the planner
+chose by parallelism is forward between tasks of equal parallelism, otherwise a rebalance. Tasks
+that the user joined by `forward()` keep the same parallelism.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class JobVertex:
     max_parallelism: int
     slot_sharing_group: str
     waits: bool = False
-    """Whether its source begins only when the first input of an operator downstream is read."""
+    """Whether its source waits until an operator downstream has read its first input.
+    """
     shares_name: bool = False
     """Whether an earlier vertex has the same name. If so, the names of its metrics include its id.
     """
@@ -101,7 +102,7 @@ class JobVertex:
         return any(node.stays_here for node in self.nodes)
 
     def task_name(self, index: int) -> str:
-        """Returns the name of a subtask in logs and notes."""
+        """Returns the name of a subtask in logs and notes on errors."""
         return f"{self.name} ({index + 1}/{self.parallelism})"
 
     def metrics_name(self, index: int) -> str:
@@ -129,8 +130,8 @@ class JobGraph:
         return [e for e in self.edges if e.source == vertex_id]
 
     def waiting_for(self, vertex_id: int) -> list[int]:
-        """Returns the vertices of the sources that wait until the first input of an operator, the
-        head of `vertex_id`, is read.
+        """Returns the vertices of the sources that wait until the head operator of `vertex_id` has
+        read its first input.
         """
         first = self.vertex(vertex_id).head.read_first
         if first is None:
@@ -326,11 +327,11 @@ def check_workers(name: str, workers: object) -> None:
 def rescaled(
     graph: JobGraph, parallelism: int | None, of_operators: Mapping[str, int] | None = None
 ) -> JobGraph:
-    """Returns `graph` with `parallelism` in place of the parallelism of the flow, and with other
-    values for single tasks.
+    """Returns `graph` with `parallelism` in place of the flow's default parallelism.
 
-    Operators that the flow gives a parallelism of their own keep it. `of_operators` names tasks by
-    the uid of any operator in them. Raises GraphError, also for an unknown uid.
+    Operators with a parallelism of their own keep it. `of_operators` gives single tasks another
+    parallelism, by the uid of any operator in the task. Raises GraphError for an impossible value
+    or an unknown uid.
     """
     wanted: dict[int, int] = {}
     if parallelism is not None:
@@ -358,7 +359,7 @@ def rescaled(
 
 
 def with_parallelism(graph: JobGraph, wanted: Mapping[int, int]) -> JobGraph:
-    """Returns `graph` with another parallelism of the vertices in `wanted`, by id."""
+    """Returns `graph` with the parallelism in `wanted` for the vertices with these ids."""
     vertices = tuple(
         vertex
         if wanted.get(vertex.id, vertex.parallelism) == vertex.parallelism
@@ -377,7 +378,7 @@ def same_parallelism(one: JobGraph, other: JobGraph) -> bool:
 
 
 def _fitted(edge: JobEdge, counts: Mapping[int, int]) -> JobEdge:
-    """Returns an exchange that fits the parallelism of both ends."""
+    """Returns `edge` with a strategy that fits the parallelism of both ends."""
     if not edge.partitioning.by_parallelism:
         return edge
     same = counts[edge.source] == counts[edge.target]
@@ -388,7 +389,7 @@ def _fitted(edge: JobEdge, counts: Mapping[int, int]) -> JobEdge:
 
 
 def _forward_groups(graph: JobGraph) -> list[list[JobVertex]]:
-    """Returns the vertices, those joined by the user's `forward()` in one list."""
+    """Returns all vertices in groups: those that the user joined by `forward()` form one list."""
     group_of = {vertex.id: [vertex] for vertex in graph.vertices}
     for edge in graph.edges:
         if edge.partitioning.strategy is ShipStrategy.FORWARD and (

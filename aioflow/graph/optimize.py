@@ -5,16 +5,16 @@ key alone. The combiner aggregates each batch before it is sent to the subtasks 
 
 `with_columns` decides which sources produce batches of columns, and which columns are read and
 sent. Some sources always produce columns. Others, such as files of JSON lines, can produce columns
-or rows (one Python object per record). The program does not choose: its use of the records decides.
-A source produces columns if they stay columns until an aggregate, a window or a sink uses them. A
-function on the way needs rows, and those are best made at once. The remark of a source's node says
-why it produces rows.
+or rows (one Python object per record). The user does not choose: it depends on how the flow uses
+the records. A source produces columns if they stay columns until an aggregate, a window or a sink
+uses them. A function on the way needs rows, and then the source makes rows at once. The remark of a
+source's node says why it produces rows.
 
 `with_stand_ins` replaces the records of some sources by cheap objects with the same fields. Making
 a NamedTuple from a line of JSON costs several times what it takes to read the line. A stand-in is
 possible if the records go straight into a keyed exchange that sends only keys, or one field
-(`with_projection`). Functions with known bodies (`operators.inlining`) must read the
-times, the keys and that field. Then no user code sees the stand-in. Stand-ins are only used with
+(`with_projection`). The functions that compute the times, the keys and that field must have known
+bodies (`operators.inlining`). Then no user code sees the stand-in. Stand-ins are only used with
 worker processes: subscriptions and in-flight data there encode the record itself. Within one
 process a subscriber would see the stand-in.
 
@@ -66,10 +66,10 @@ def with_projection(
     partitioning: Partitioning,
     whole: Collection[TapPlace] = (),
 ) -> Partitioning:
-    """Returns `partitioning`, extended by the parts of a record that its consumer `node` reads, so
-    that only these are sent.
+    """Returns `partitioning`, extended by the parts of a record that its consumer `node` reads.
 
-    Returns `partitioning` unchanged if the consumer may emit other parts of the record.
+    Only these parts are sent then. Returns `partitioning` unchanged if the consumer may emit other
+    parts of the record.
     """
     if partitioning.strategy is not ShipStrategy.HASH:
         return partitioning
@@ -87,8 +87,8 @@ def fields_read(
 ) -> tuple[str | int, ...] | None:
     """Returns the fields of a record that the operator of `node` itself reads.
 
-    Returns None if it reads all fields, or if whole records come out, as in a window whose late
-    elements are read.
+    Returns None if it reads all fields, or emits whole records, like a window whose late elements
+    are read.
     """
     return None if emits_late_elements(graph, node, whole) else node.traits.reads
 
@@ -107,7 +107,7 @@ def taken_by(
 
 
 def emits_late_elements(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> bool:
-    """Returns whether anybody reads the late elements of a window."""
+    """Returns whether the late elements of a window are read."""
     if any(out.side is not None for out in graph.outputs_of(node.id)):
         return True
     return any(not isinstance(place, int) and place[0] == node.id for place in whole)
@@ -195,8 +195,8 @@ def fields_seen(
 ) -> list[str] | None:
     """Returns the fields that an observer of `place` sees, None if it sees all.
 
-    The observer sees fewer fields if unread ones are left out. `whole` must be the same as when the
-    graph was built. Late elements of a window come from the input of its aggregate.
+    The observer sees fewer fields if fields that are not read were left out. `whole` must be the
+    same as when the graph was built. Late elements of a window have the fields of its input.
     """
     for node_id in sorted(graph.upstream_of([place if isinstance(place, int) else place[0]])):
         # With all of its fields.

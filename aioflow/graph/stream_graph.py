@@ -94,9 +94,11 @@ class Partitioning:
     local: LocalAggregate | None = None
     """Aggregate that shrinks a batch with few keys before it is sent. None: no such aggregate."""
     written: str = "key_by"
-    """Name of the user's call that gave the key function, for errors."""
+    """Name of the method to which the user passed the key function, for error messages."""
     by_parallelism: bool = field(default=False, compare=False)
-    """Whether the planner chose: forward between tasks of one parallelism, else a rebalance."""
+    """Whether the planner chose the strategy: forward between tasks of equal parallelism, otherwise
+    a rebalance.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class StreamNode:
     parallelism: int | None = None
     """Number of subtasks. None: the parallelism of the flow."""
     parallelism_max: int | None = None
-    """Upper bound set by the operator itself: 1 if it cannot be split."""
+    """Maximum parallelism that the operator itself allows: 1 if its work cannot be divided."""
     keyed: bool = False
     """Whether its input comes straight from `key_by`, so that it has keyed state."""
     event_time: bool = False
@@ -150,16 +152,18 @@ class StreamNode:
     stateful: bool = False
     sink: bool = False
     stays_here: bool = False
-    """Whether it needs the program that runs the flow, and so runs in that process.
+    """Whether the operator must run in the process of the program that runs the flow.
 
-    It holds a result list, an input, or a function as sink.
+    Such an operator holds a list of results, an input of the program, or a function as sink.
     """
     chaining: Chaining = Chaining.ALWAYS
     slot_sharing_group: str = DEFAULT_SLOT_SHARING_GROUP
     remark: str = ""
-    """Reason why it runs as it does (rows, slices, per window), for `explain()`."""
+    """Reason why the operator runs as it does (on rows, by slices, per window), for `explain()`."""
     side_tags: tuple[OutputTag[Any], ...] | None = None
-    """Tags of its possible side outputs. None: its function decides while it runs."""
+    """Tags of the node's possible side outputs. None: unknown, its function chooses tags while it
+    runs.
+    """
 
 
 @dataclass(slots=True)

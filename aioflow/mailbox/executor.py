@@ -1,8 +1,8 @@
 """Puts mail into a mailbox: through an executor with one operator's priority, or from other
 threads.
 
-With a `MailboxExecutor` an operator runs code later in its task. It can also wait inside its own
-action without starving the mail it waits for (`yield_`). The design follows Flink's
+With a `MailboxExecutor` an operator runs code later in its task. It can also wait for a mail inside
+its own action, while this mail still runs (`yield_`). The design follows Flink's
 MailboxExecutor.
 
 Invariant: an action runs in the owner task of the mailbox, or not at all; its future shows which.
@@ -64,7 +64,8 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> None:
-        """Runs `fn` later in the owner task; `description % args` names it in messages.
+        """Runs `fn` later in the owner task; `description % args` names it in log and error
+        messages.
 
         An error of `fn` fails the loop. Call it on the loop's thread only. Raises MailboxClosed
         unless the mailbox is OPEN.
@@ -113,8 +114,8 @@ class MailboxExecutor:
         """Does the same as `execute`, from any thread. The future completes when `fn` has run.
 
         An error of `fn` fails the future and the loop. The future fails with MailboxClosed if the
-        mailbox had shut before the mail arrived. It is cancelled if close drops the mail. Raises
-        MailboxClosed at once if the loop is closed, or the mailbox is already seen to be closed.
+        mailbox was closed before the mail arrived. It is cancelled if `close` drops the mail.
+        Raises MailboxClosed at once if the loop or the mailbox is known to be closed already.
         """
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         mail = Mail(
@@ -138,8 +139,8 @@ class MailboxExecutor:
         """Waits for one mail of at least this priority, and runs it.
 
         This is for an operator that must wait inside its own action. Only the owner may call it.
-        Raises MailboxError for an error of the mail, and MailboxClosed. An error that is reported
-        to the task meanwhile interrupts the call, like any await: this method runs no control mail.
+        Raises MailboxError for an error of the mail, and MailboxClosed. This method runs no control
+        mail. An error that is reported to the task meanwhile interrupts the call, like any await.
         """
         mail = await self._runner.run_awaitable(
             self._mailbox.take(self.priority, include_control=False)
@@ -169,8 +170,8 @@ def put_threadsafe(
 ) -> None:
     """Puts `mail` from any thread, through the owner's loop; the wake-up is never lost.
 
-    `refused` is called on the loop if the mailbox has shut when the mail arrives. Raises
-    MailboxClosed if the mailbox is already seen to be shut, or the loop is closed or has never run.
+    `refused` is called on the loop if the mailbox is closed when the mail arrives. Raises
+    MailboxClosed if the mailbox is known to be closed, or the loop is closed or has never run.
     """
 
     def arrive() -> None:
@@ -208,7 +209,7 @@ def on_loop(loop: asyncio.AbstractEventLoop) -> bool:
 
 def _run_into(future: asyncio.Future[T], fn: Callable[[], T | Awaitable[T]]) -> object:
     """Runs `fn`, and completes `future` with its result or error. If `fn` returns an awaitable,
-    returns an awaitable that does so.
+    returns an awaitable that awaits it and completes `future`.
     """
     if future.done():
         return None  # Cancelled while it was queued.

@@ -1,15 +1,15 @@
 """The queue of actions of one task: many writers, one reader, first in first out.
 
 Everything that touches the state of a task is a `Mail` in its `TaskMailbox`. Only the owner, the
-asyncio task that runs the mailbox loop, takes mail out. That is why a task needs no lock. After
-Flink's TaskMailbox, on one heap:
+asyncio task that runs the mailbox loop, takes mail out. That is why a task needs no lock. The
+design follows Flink's TaskMailbox, but uses one heap:
 
 * *Order* is the heap's: entries are `(lane, seq, mail)`, so control mail goes first, urgent mail
   next, and within a lane the oldest. `seq` is unique, so tuples compare in C and a Mail is never
   compared.
 * *A batch is a number*, not a second queue: `create_batch` remembers the next `seq`, and normal
-  mail at or above it waits for the next batch. Leftovers stay in the next batch, and urgent mail
-  overtakes, by themselves.
+  mail at or above it waits for the next batch. So leftovers of a batch belong to the next one, and
+  urgent mail overtakes, without further code.
 * *Priority is a filter*, not an order: operator i of a chain writes mail of priority i, and
   `take(i)` sees only mail of i and above. So an operator that waits inside its own action never
   re-enters the operators before it.
@@ -63,7 +63,9 @@ class Lane(enum.IntEnum):
     It touches no operator, so it runs even while user code awaits.
     """
     URGENT = 1
-    """Overtakes all normal mail, even in the current batch: unaligned checkpoints, cancellation."""
+    """Mail that overtakes all normal mail, even in the current batch: unaligned checkpoints,
+    cancellation.
+    """
     NORMAL = 2
 
 
@@ -78,7 +80,7 @@ class MailboxState(enum.Enum):
     QUIESCED = "quiesced"
     """Mail can only be taken."""
     CLOSED = "closed"
-    """Mail can neither be put nor taken. The caller of `close` has the mail that was left."""
+    """Mail can neither be put nor taken. `close` has returned the mail that was left."""
 
 
 class Cancellable(Protocol):
@@ -185,7 +187,7 @@ class MailQueue(
         """Removes and returns the first mail whose priority is at least `priority`. Returns None if
         there is none.
 
-        The cost is O(n) if that mail is not the first of the queue. This only happens inside
+        The cost is O(n) if this mail is not the first of the queue, which only happens inside
         `yield_`.
         """
         entries = self.entries
@@ -241,7 +243,7 @@ class TaskMailbox:
         self.entries = self._queue.entries
         """The heap, read-only, so that the hot loop checks for mail with one truth test."""
         self.control_listener: Callable[[], None] | None = None
-        """Callback after a control mail was put while the owner awaits user code.
+        """Called after a control mail was put while the owner awaits user code.
 
         It must not run the mail itself.
         """
@@ -295,9 +297,9 @@ class TaskMailbox:
         *,
         include_control: bool = True,
     ) -> Mail | None:
-        """Takes the first mail with at least `priority`, or None. Raises MailboxClosed when CLOSED.
+        """Takes the first mail with at least `priority`. Returns None if there is none.
 
-        Without `include_control` control mail stays.
+        Without `include_control` control mail stays. Raises MailboxClosed when CLOSED.
         """
         self.check_owner("try_take")
         if self._state is MailboxState.CLOSED:
@@ -307,7 +309,8 @@ class TaskMailbox:
     async def take(self, priority: int = MIN_PRIORITY, *, include_control: bool = True) -> Mail:
         """Takes the first mail with at least `priority`, waiting for one.
 
-        Raises MailboxClosed when CLOSED, and when QUIESCED without such mail, since none can come.
+        Raises MailboxClosed when CLOSED, and when QUIESCED without such mail, because no mail can
+        arrive then.
         """
         while (mail := self.try_take(priority, include_control=include_control)) is None:
             if self._state is not MailboxState.OPEN:
@@ -325,8 +328,9 @@ class TaskMailbox:
     def try_take_control(self) -> Mail | None:
         """Takes the first mail if it is control mail, otherwise returns None.
 
-        Callbacks of the loop may call this too. While the owner awaits user code, no other code
-        would run control mail, and it touches no state that user code could see.
+        Callbacks of the event loop may call this too, because nothing else runs control mail while
+        the owner awaits user code. This is safe: control mail touches no state that user code could
+        see.
         """
         return self._queue.take_head() if self.has_control_mail else None
 

@@ -3,8 +3,8 @@
 Time is counted only while the task is parked: it awaits mail with its default action suspended. It
 is counted under the *reason* of the suspension ("input", "output", ...). So idle and soft
 back-pressured time are exact, and busy time is the rest. A probe mail measures latency about once a
-second. Its age starts when it was due to be written, so that a loop that was blocked then shows
-too.
+second. Its age counts from the time at which it was due to be written, so that it includes the time
+for which the loop was blocked then.
 
 All times come from the clock of the processor, in seconds.
 """
@@ -23,10 +23,10 @@ __all__ = ["SLOW_REMEDY", "LatencyProbe", "MailboxMetrics", "SlowActions"]
 logger = logging.getLogger(__name__)
 
 RATE_WINDOW_S = 1.0
-"""Minimum period of a rate; an earlier reading repeats the last rate."""
+"""Minimum period over which a rate is measured; an earlier reading returns the last rate again."""
 
 SLOW_REMEDY = "make what it calls cheaper, or async"
-"""Advice for an action without an operator: a source, or mail."""
+"""Advice for a slow action that belongs to no operator: a source, or mail."""
 
 SLOW_LOG_INTERVAL_S = 10.0
 """Minimum time between two warnings, because a slow action is slow for every batch."""
@@ -83,8 +83,8 @@ class MailboxMetrics:
             self._rate_at = self._now()
 
     def mails_per_second(self) -> float:
-        """Returns the number of mails per second since an earlier reading, at least one second
-        old.
+        """Returns the number of mails per second since an earlier reading that is at least one
+        second old.
         """
         now = self._now()
         elapsed = 0.0 if self._rate_at is None else now - self._rate_at
@@ -140,7 +140,7 @@ class MailboxMetrics:
 
 
 class LatencyProbe:
-    """Writes one mail every `interval_s` from `start` to `stop`, and records how long each
+    """Writes one mail every `interval_s` from `start` to `stop`, and records how long each mail
     waited.
     """
 
@@ -162,7 +162,7 @@ class LatencyProbe:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Starts to probe, unless already started. Call it on the loop."""
+        """Starts probing, unless already started. Call it on the loop."""
         if not self._active:
             self._active = True
             self._arm()
@@ -210,9 +210,10 @@ class SlowActions:
         cpu_s: float | None = None,
         stack: str = "",
     ) -> None:
-        """Warns, unless it did so a moment ago.
+        """Logs a warning, unless the last one is less than `SLOW_LOG_INTERVAL_S` old.
 
-        `cpu_s` is the processor time of the thread meanwhile, and `stack` the lines of its stack.
+        `cpu_s` is the processor time that the thread used during the action, and `stack` the lines
+        of its stack.
         """
         now = self._now()
         if self._last_at is None or now - self._last_at >= SLOW_LOG_INTERVAL_S:

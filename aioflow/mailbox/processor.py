@@ -7,19 +7,20 @@
         call default_action(controller)        one slice of input, a plain call
 
 Everything runs in one asyncio task, the owner, so actions need no lock. The event loop gets a turn
-when the time since its last one exceeds the slice. It also gets one after many short runs, awaited
-or not. So a busy task cannot starve heartbeats and sockets, even if virtual time stands still
-meanwhile. An awaitable that an action returns is awaited in the owner. Until it ends, all mail
-except control mail waits. The design follows Flink's MailboxProcessor.
+when the time since its last turn exceeds the slice. It also gets one after `RUNS_MAX` short runs,
+awaited or not. So a busy task cannot starve heartbeats and sockets, even if virtual time does not
+advance meanwhile. An awaitable that an action returns is awaited in the owner. Until it ends, all
+mail except control mail waits. The design follows Flink's MailboxProcessor.
 
 Invariant: a suspended default action is not called, and actions never overlap.
 
 While user code is awaited, control mail is still processed. A stateful coroutine (`async def
 process_element`) is awaited inside the owner task. All other mail waits until it ends, because no
 other code may touch its state. Control mail touches no state and does not wait: a callback of the
-loop runs it. If it raises, as `report_throwable` does, the awaited code is cancelled, and the
-outermost await raises that error instead. So no code in between can catch it. A cancellation of the
-owner from outside keeps its effect: requests for cancellation are counted, as in `asyncio.timeout`.
+event loop runs it. If control mail raises, as that of `report_throwable` does, the awaited code is
+cancelled, and the outermost await raises that error instead. So no code in between can catch it. A
+cancellation of the owner from outside keeps its effect: requests for cancellation are counted,
+as in `asyncio.timeout`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ T = TypeVar("T")
 class ControlWatch:
     """Serves the control mail of one mailbox while its owner awaits user code.
 
-    Awaits may nest, inside a yield.
+    Awaits may be nested, inside a `yield_`.
     """
 
     __slots__ = ("_depth", "_error", "_mailbox", "_owner")
@@ -113,18 +114,20 @@ SLOW_S = 0.1
 """Duration of an action or slice above which it counts as blocking its loop."""
 
 RUNS_MAX = 256
-"""Maximum of runs, of the default action or mail, without a turn of the loop."""
+"""Maximum number of runs, of the default action or mail, without a turn of the event loop."""
 
 URGENT_MAX = 256
-"""Maximum of extra mails in a batch: urgent mail that creates more must not starve input."""
+"""Maximum number of urgent mails added to a batch: urgent mail that puts more urgent mail must not
+starve input.
+"""
 
 
 class LoopState(enum.Enum):
     READY = "ready"
-    """The loop is not in `run_loop`, which may be called."""
+    """`run_loop` is not running, and may be called."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """The loop returns at once after `suspend`, and may run again."""
+    """`suspend` was called: `run_loop` is about to return, and may be called again."""
 
 
 class Suspension:
@@ -152,13 +155,13 @@ class Suspension:
 class MailboxProcessor:
     """Runs the mailbox loop of one task.
 
-    Made on the loop, or before it; `run_loop` makes the current task the owner.
+    It can be made before the event loop runs. `run_loop` makes the current task the owner.
 
     `default_action(controller)` gets this processor. It returns None, or in rare cases an
     awaitable. `now` is a monotonic clock in seconds, by default the loop's. `on_slow(description,
     seconds)` is called for each action that blocked the loop for more than 100 ms; by default a
-    warning is logged. `name` names the default action in it. `probe_interval_s` is the time between
-    two latency probes, None for no probe.
+    warning is logged. `name` names the default action in the warning. `probe_interval_s` is the
+    time between two latency probes, None for no probe.
     """
 
     def __init__(
@@ -275,9 +278,9 @@ class MailboxProcessor:
             self._begin_turn()
 
     def _run_mail(self, mail: Mail, now: Callable[[], float]) -> Awaitable[object] | None:
-        """Runs `mail`. Returns an awaitable to await next, if any.
+        """Runs `mail`. Returns an awaitable to await next, or None.
 
-        The awaitable is that of the mail, or one that gives the event loop a turn.
+        The awaitable is the result of the mail, or gives the event loop a turn.
         """
         is_control = mail.lane is Lane.CONTROL
         begun = now()

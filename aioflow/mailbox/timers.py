@@ -1,10 +1,10 @@
 """Processing time and its timers: a due timer writes a mail that runs its callback.
 
 Timestamps are wall-clock milliseconds. A timer for `timestamp_ms` fires one millisecond later, when
-that millisecond is complete, like Watermark(T). After registration the delay is kept on the loop's
-monotonic clock. So a step of the wall clock neither delays a timer nor fires it twice. If the clock
-jumps ahead, as `ProcessingClock` does after the machine slept, timers come earlier by that. The
-clock is checked at each registration, and while timers wait.
+that millisecond is complete, like Watermark(T). After registration the delay is measured by the
+loop's monotonic clock. So a step of the wall clock neither delays a timer nor fires it twice. If
+the clock jumps ahead, as `ProcessingClock` does after the machine slept, timers fire earlier by the
+length of the jump. The clock is checked at each registration, and while timers wait.
 
 All timers share one timer of the loop. asyncio's own heap is not first in first out for equal
 deadlines. Here the order is `(deadline, seq)`, so timers due together run in the order of
@@ -15,9 +15,9 @@ and never after `cancel`.
 
 Processing time is the wall clock as long as it runs evenly, otherwise the monotonic clock.
 A wall clock steps: an operator sets it, or a machine wakes from sleep. A broken time server may set
-it ten years ahead for a moment. Windows, timers and times to live need a time that advances a
-second a second. So processing time does not follow a step at once. A step shows as a difference
-from the monotonic clock:
+it ten years ahead for a moment. Windows, timers and times to live need a time that advances by one
+second per second. So processing time does not follow a step at once. A step is detected as a
+difference from the monotonic clock:
 
     forward     followed once it has lasted for `SETTLE_S`; everything due in between fires
     backward    never followed; processing time keeps its lead until the wall clock catches up
@@ -54,24 +54,24 @@ __all__ = [
 ]
 
 TimerCallback = Callable[[int], object]
-"""Function of the registered timestamp in ms, not of the current time; may return an awaitable."""
+"""Called with the registered timestamp in ms, not the current time; may return an awaitable."""
 
 DEADLINE_TOLERANCE_S = 1e-6
 """Maximum time by which the loop's timer may fire early, by its own clock."""
 
 JUMP_S = 0.25
-"""Growth of the lead over the loop's clock that counts as a jump."""
+"""Minimum advance of the wall clock over the loop's clock that counts as a jump, in seconds."""
 
 LOOK_S, LOOK_MAX_S = 10.0, 60.0
-"""Time between two looks at the clock while timers wait: a sixteenth of the time to the next timer,
-within these bounds.
+"""Bounds in seconds for the time between two checks of the clock while timers wait. Within them the
+time is a sixteenth of the time to the next timer.
 
-A timer that looks ten years off may be due in a minute: the clock of a machine that has just
-started may be wrong until it is set.
+A timer that seems to be due in ten years may be due in a minute: the clock of a machine that has
+just started may be wrong until it is set.
 """
 
 HEAP_SLACK = 64
-"""Cancelled timers that may stay in the heap, beyond the number of live ones."""
+"""The heap may hold this many more cancelled timers than live ones."""
 
 
 class TimerExecutor(Protocol):
@@ -190,8 +190,8 @@ class ProcessingTimeService:
     ) -> ProcessingTimer:
         """Calls `callback` every `period_ms`, first after `initial_delay_ms`.
 
-        Timestamps are one period apart. Periods missed while the task was busy are made up one
-        after another: at most one mail is queued.
+        Timestamps are one period apart. Calls missed while the task was busy are made up one after
+        another: at most one mail is queued at a time.
         """
         return self._register(self._now_ms() + initial_delay_ms, callback, Repeat.RATE, period_ms)
 
@@ -206,8 +206,8 @@ class ProcessingTimeService:
     async def quiesce(self) -> None:
         """Cancels all waiting timers, lets none fire from now on, and waits for running callbacks.
 
-        A timer whose mail is already queued still runs: the end of input processes it. From the
-        owner this never waits, because a running callback is below it on the stack.
+        A timer whose mail is already queued still runs, because queued mail is processed at the end
+        of the input. A call from the owner never waits: a callback that runs then is the caller.
         """
         self._quiesced = True
         self._cancel_all()
@@ -224,7 +224,7 @@ class ProcessingTimeService:
     def cancel_timer(self, timer: ProcessingTimer) -> None:
         """Implements `ProcessingTimer.cancel`.
 
-        The entry stays in the heap until its deadline, without the callback.
+        The entry stays in the heap, without the callback, at most until its deadline.
         """
         was_pending = timer.state is TimerState.PENDING
         timer.state = TimerState.DONE
@@ -258,7 +258,8 @@ class ProcessingTimeService:
     def _look(self) -> int:
         """Returns the wall clock in milliseconds, and adapts the timers to jumps of the clock.
 
-        If the clock has jumped ahead, waiting timers fire earlier by that, in the same order.
+        If the clock has jumped ahead, waiting timers fire earlier by the length of the jump, in the
+        same order.
         """
         now_ms = self._now_ms()
         ahead_s = now_ms / 1000.0 - asyncio.get_running_loop().time()
@@ -381,7 +382,7 @@ TOLERANCE_MS = 500
 """Maximum difference to the monotonic clock that counts as drift, not as a step."""
 
 SETTLE_S = 10.0
-"""Time for which a step forward must last before it is followed."""
+"""Number of seconds for which a step forward must last before processing time follows it."""
 
 
 class ProcessingClock:
@@ -403,16 +404,16 @@ class ProcessingClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lead_ms = 0
-        """Lead of processing time over the wall clock, which was put back."""
+        """Number of ms by which processing time is ahead of a wall clock that was put back."""
         self._reached_ms = self._last_ms = clock.wall_ms()
         self._read_s = clock.monotonic()
         """Monotonic time at which `_reached_ms` was compared with the clock."""
         self._stepped_s: float | None = None
-        """Monotonic time at which a step forward was seen that is not followed yet."""
+        """Monotonic time at which a step forward was detected; None if there is none to follow."""
         self._even_ms = self._reached_ms + TOLERANCE_MS
-        """Wall-clock time up to which `now` need not read the monotonic clock.
+        """Wall-clock time up to which `read` need not read the monotonic clock.
 
-        Processing time is read often, and reading that clock costs as much as all the rest.
+        Processing time is read often, and reading the other clock costs as much as all the rest.
         """
 
     def read(self) -> int:
