@@ -7,8 +7,7 @@ not registered its partition yet, `request` returns False. The owner of the part
 `RemoteInputChannel` has its producer in another process. If the partition is missing there, the
 channel asks the JobMaster about the producer before it requests the partition again. Received bytes
 wait here until the task polls the channel, which decodes them. The exchange handles order, credit
-and resets.
-The design follows Flink's RemoteInputChannel.
+and resets. The design follows Flink's RemoteInputChannel.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ lets their producers send. Invariants of a local pool:
   the size are overdraft. `request_segment` succeeds only within the size.
 
 The design follows Flink's LocalBufferPool, without pages: the pool only counts bytes of objects
-that exist anyway.
-Everything happens on one loop, so there is no lock.
+that exist anyway. Everything happens on one loop, so there is no lock.
 """
 
 from __future__ import annotations

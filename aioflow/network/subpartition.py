@@ -386,7 +386,7 @@ class PipelinedSubpartition:
         self._unread[-1] = size
         self._buffers = -(-size // PAYLOAD_BYTES_MAX)
         if batch.values and (record_bytes := size // len(batch.values)) > self._record_bytes:
-            # A sample does not see what an object hides.
+            # The estimate misses memory that an object does not show.
             self.fit(record_bytes)
 
     def taken_over(self) -> None:

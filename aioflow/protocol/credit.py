@@ -246,7 +246,7 @@ class CreditReceiver:
     def recycle(self, kind: BufferKind) -> None:
         """Returns a buffer that `receive_data` filled, because its content was consumed."""
         if kind is BufferKind.FLOATING:
-            # The pool decides which channel gets the buffer next, perhaps this one (`on_permit`).
+            # The pool decides which channel gets the buffer next, perhaps this one (`on_segment`).
             assert self._pool is not None, "a floating buffer came from a pool"
             self._pool.recycle_segment()
             return
@@ -300,7 +300,7 @@ class CreditReceiver:
         """Returns the credit for an AddCredit message: the number of buffers that became ready
         since the last one.
 
-        So many recycled buffers need only one message.
+        One message reports all of them, which saves messages.
         """
         credit, self.unannounced = self.unannounced, 0
         return credit

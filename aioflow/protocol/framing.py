@@ -10,8 +10,8 @@ channel's batches and events, or is the id of a call.
 Invariants: magic, version, type and length are checked from the header alone, as soon as its bytes
 are there. So the decoder never waits for a body that it would refuse. Each type has its own limit.
 Types of another plane are refused, so a peer that may send data cannot send a call. After an error
-the decoder only raises that error again. The cost is linear in the number of bytes, in whatever
-pieces they arrive.
+the decoder only raises that error again. The cost is linear in the number of bytes, even if they
+arrive in small pieces.
 
 With a key, each frame ends in an HMAC-SHA256, cut to 16 bytes, over the frame's number in its
 direction and the frame. It is for connections between machines without TLS. Each direction has a
