@@ -393,7 +393,7 @@ def add_global_sink(
         traits=traits.sink(target),
     )
     committer = CommittablesSink(target, f"{writer.name} committer")
-    # Barriers do not overtake the data of a rescale. One consumer gets everything.
+    # Barriers do not overtake data on a `rescale` exchange. The single committer gets everything.
     committables = Upstream(writer.id).partitioned(ShipStrategy.RESCALE)
     add_operator(
         graph,

@@ -440,7 +440,7 @@ class Flow:
         if collects:
             options = options.that_collect()
         graph = _with_own_sources(graph, options, self.name)
-        # The job refuses anything else.
+        # The job itself refuses anything that is not a stream.
         subscribed = {
             one.place
             for stream in options.subscribe
@@ -528,7 +528,7 @@ def _journal(
     else:
         earlier = Earlier.REMOVE if settings.fresh else Earlier.REFUSE
     beside = None
-    if not settings.allow_non_restored and uid == pushed[0]:  # One of them looks for strangers.
+    if not settings.allow_non_restored and uid == pushed[0]:  # Only one source looks for others.
         beside = (directory, [encode_flow(one) for one in pushed])
     return Journal(
         f"{directory}/{encode_flow(uid)}",

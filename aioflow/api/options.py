@@ -98,7 +98,7 @@ class RunArguments(TypedDict, total=False):
     allow_non_restored: bool
     checkpoint_key: bytes | PathLike[str] | None
     local_recovery: bool | str | PathLike[str]
-    state: Any  # Reason: an object that makes backends, of an interface that is internal.
+    state: Any  # Reason: the interface of objects that make backends is internal.
     restart: RestartPolicy
     monitor: str | None
     monitor_options: Mapping[str, Any]

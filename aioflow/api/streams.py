@@ -169,7 +169,7 @@ class FlowOfStreams(Protocol):
     ) -> tuple[list[Any], ...]: ...
     async def execute(
         self, **options: Unpack[RunArguments]
-    ) -> Any: ...  # Reason: results of jobs are above streams.
+    ) -> Any: ...  # Reason: job results are in a higher layer.
     def rows(self, stream: DataStream[T], options: RunArguments) -> RowStream[T]: ...
 
 
@@ -425,7 +425,7 @@ class DataStream(Generic[T]):
         """
         from aioflow.operators.batching import MapBatchesOperator
 
-        MapBatchesOperator(fn, max_size, max_wait, blocking=blocking)  # As for `throttle`.
+        MapBatchesOperator(fn, max_size, max_wait, blocking=blocking)  # Raises here if wrong.
         factory = partial(
             make_operator,
             MapBatchesOperator,

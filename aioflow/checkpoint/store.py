@@ -587,7 +587,7 @@ class FlowStore:
                 await to_the_end(objects.create(name, whole(data)))
                 or await objects.read(name) == data
             )
-            # If it took too long, the present leader has not seen it, and it must not take effect.
+            # If the write took too long, another job may have begun without it: it must not count.
             await self._confirm_lease()
         except (OSError, asyncio.CancelledError) as error:
             await self._withdraw(objects, name, data)

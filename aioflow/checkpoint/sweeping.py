@@ -97,7 +97,7 @@ async def sweep_state(store: FlowStore, host: Host, *, grace_ms: int = GRACE_MS)
         OSError,
         RestoreError,
     ) as error:
-        # Perhaps a checkpoint was removed while it was read: the next sweep will do.
+        # Perhaps a checkpoint was removed while it was read: the next sweep tries again.
         logger.debug("state that is left over in %s stays there: %s", store.url, error)
     if removed:
         logger.info("removed %d left-over files of state from %s", len(removed), store.url)

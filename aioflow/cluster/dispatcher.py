@@ -189,7 +189,7 @@ class Dispatcher:
     ) -> None:
         self._group.cancel_children()
         try:
-            # An error of the body leaves as it is: the group would wrap it, although no child
+            # An error of the body is raised as it is: the group would wrap it, although no child
             # caused it.
             if isinstance(error, Exception):
                 await self._group.__aexit__(None, None, None)

@@ -209,7 +209,7 @@ class HeartbeatMonitor(msgspec.Struct):
             return
         listened_until = self._last_tick
         for peer in self._peers.values():
-            # A peer that was heard, or first watched, after the gap has a deadline without it.
+            # The deadline of a peer that was heard, or first watched, after the gap stays.
             if peer.deadline - self.options.timeout_s <= listened_until:
                 peer.deadline += pause
                 if peer.suspect_until is not None:

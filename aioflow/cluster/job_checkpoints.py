@@ -272,7 +272,7 @@ class JobCheckpoints:
         `discovered`: the splits of each source vertex, in the order of discovery.
         """
         coordinator = self._opened()
-        # It must be known whether a checkpoint that is being stored counts.
+        # It must be known whether a checkpoint that is being stored completes.
         await self._nothing_beside()
         await self.store.settle()
         latest = coordinator.latest

@@ -6,9 +6,9 @@
 
 A file appears whole or not at all: it is written under another name, fsynced and renamed, and its
 directory is fsynced. Each leader writes only files with its own token. So a late write of an older
-leader can neither replace nor hide a write of a newer one. `recover` takes over all entries under
-the new token. From then on older files have no effect, neither those of jobs nor those of ends. If
-a valid entry cannot be read, recovery stops: a job is never lost silently.
+leader can neither replace nor hide a write of a newer one. `recover` writes each running job again
+under the new token. From then on older files of this job have no effect, neither stored jobs nor
+recorded ends. If a valid entry cannot be read, recovery stops: a job is never lost silently.
 
 A job ends in two steps: `end` records the id as ended, `forget` removes the stored job. After a
 crash between the two, `recover` reports the job as ended, so that its clean-up is done again.
@@ -97,8 +97,8 @@ class JobStore:
         self._leadership = leadership
 
     async def recover(self) -> Recovered:
-        """Reads all entries and writes them again under the token of this leader. Call it first,
-        and once.
+        """Reads all entries, and writes each running job again under the token of this leader. Call
+        it first, and once.
 
         Raises RestoreError, naming the file, if a valid entry cannot be read.
         """

@@ -186,9 +186,8 @@ class JobManager:
                         await self._stopping.wait()
                     finally:
                         # New requests wait for the next leader from now on. So do requests that
-                        # waited for this
-                        # one, if it never came to lead: their future is only replaced once it is
-                        # done.
+                        # waited for this leader, if it never came to lead: their future is only
+                        # replaced once it is done.
                         self._leading = asyncio.get_running_loop().create_future()
                 # After the jobs have released their tasks; otherwise they would fail.
                 if self._shutting_down:

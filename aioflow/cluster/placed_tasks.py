@@ -444,7 +444,7 @@ async def until_overdue(answers: Sequence[asyncio.Future[Any]], timeout_s: float
             f"was cancelled {timeout_s:g} s ago, and its process does not answer: a function "
             "holds its event loop"
         )
-    # Functions end first, then that of the source, then all are closed.
+    # Functions end first, then the function of a source, then all are closed.
     longest = 3 * timeout_s + CLEANUP_TIMEOUT_S + GRACE_S
     await asyncio.sleep(longest)
     return f"has not ended {longest:g} s after it was cancelled"

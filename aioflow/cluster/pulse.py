@@ -4,8 +4,8 @@ A function that blocks (loading a model, a `time.sleep`) stops everything on the
 including its heartbeats. From outside the process looks dead. So this heartbeat comes from a thread
 with its own loop and connection, and says how long the main loop has been blocked. A process that
 is silent now is dead, stopped or cut off. A loop that is blocked for longer than a second is logged
-once, with the blocking line. While the process loads a program, that is logged after `LOADING_S`,
-and again after twice the time: an import may hang.
+once, with the blocking line. While the process loads a program, a blocked loop is logged after
+`LOADING_S`, and again after twice the time: an import may hang.
 
 Everything else in such a process still waits for its loop: nothing is deployed, cancelled or sent
 meanwhile. A function that holds the interpreter lock stops the thread as well, and the process is

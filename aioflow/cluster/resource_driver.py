@@ -279,7 +279,7 @@ class ResourceManager:
                     )
                 case NotEnoughResources(job_id, wanted, available, existing):
                     job = self._jobs.get(job_id)
-                    # A job that already runs with fewer, or waits in line, is silent about it.
+                    # No warning for a job that already runs with fewer slots, or waits in line.
                     if job is None or job.deployer.no_resources(available, existing):
                         told = "job %s needs %s, there %s %d"
                         needed = counted(wanted, "slot")

@@ -167,7 +167,7 @@ async def restore_point(
         ]
         source = vertex.head.source
         if checkpoint.job_id != job_id and source is not None and source.per_run:
-            # It ended with what an earlier run was given; this run is given more.
+            # The source ended with the elements of an earlier run; this run has its own.
             former = [[replace(split, finished=False) for split in splits] for splits in former]
         former, known = _recognised(former, source, discovered.get(vertex_id, ()), what)
         # A bounded source reads the splits of its first start. A file that has grown since would be

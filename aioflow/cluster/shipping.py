@@ -332,10 +332,10 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
                 msgspec.Meta, **dict(value.__rich_repr__())
             ), ()  # It cannot be pickled; `__rich_repr__` lists all its arguments.
         elif type(value) is ForwardRef:
-            # From Python 3.14 on it holds all global names of its program.
+            # From Python 3.14 on a ForwardRef holds all global names of its program.
             return ForwardRef, (value.__forward_arg__,)
         elif type(value) is functools.cached_property:
-            # Until Python 3.11 it has a lock.
+            # Until Python 3.11 a cached_property has a lock.
             return functools.cached_property, (value.func,), {"attrname": value.attrname}
         elif value is dataclasses.MISSING:
             # By name: fields without a default would take a copy for their default.
@@ -382,7 +382,7 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         if (known := self._annotations.get(cls)) is not None:
             return known
         self._annotations[cls] = (
-            # Meanwhile: annotations may refer to the class itself, and then this is called again.
+            # For the calls below: annotations may refer to the class itself.
             own
         )
         try:

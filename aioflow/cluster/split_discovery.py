@@ -122,7 +122,7 @@ class SplitDiscovery:
                 # The current vertex: its parallelism may have changed.
                 await self._look(self._executions.graph.vertex(vertex.id), workers)
                 check_own_task()
-            # A lost file share comes back; known splits are read on meanwhile.
+            # A lost file share may come back; reading of known splits goes on meanwhile.
             except BaseException as raised:  # noqa: BLE001
                 error = user_error(raised)
                 await take_back_cancellation()
@@ -143,7 +143,7 @@ class SplitDiscovery:
             if one is not None and one.state is ExecutionState.RUNNING
         ]
         if len(running) < vertex.parallelism:
-            return  # A later look finds them too.
+            return  # A later look finds these splits too.
         handed = [self._handed[attempt] for attempt in running]
         for ids in handed:
             found = [split for split in found if split.id not in ids]

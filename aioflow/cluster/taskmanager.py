@@ -467,7 +467,7 @@ class TaskManager:
         if self._jobs.sessions.get(job_id) is not process:
             return  # Another process has its slots.
         del self._jobs.sessions[job_id]
-        # First the job, which tells why its tasks are lost. Then its slots are given away.
+        # First the report why the tasks of the job are lost. Then its slots are given away.
         self.tell("process_lost", self.id, job_id, process.token, pack_error(loss, Codec()))
         self.carry_out(self._table.give_back(job_id, str(loss)))
 

@@ -108,7 +108,7 @@ async def _main(arguments: Sequence[str]) -> int:
             "a worker is started by its program, which hands it the secret; there is none"
         )
     over, parent = threading.Event(), os.getppid()
-    # A parent that has ended already cannot be reached below, before any code of the job runs.
+    # If the parent has ended already, connecting fails below, before any code of the job runs.
     watching = (
         None
         if end_with_parent()

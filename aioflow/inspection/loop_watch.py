@@ -267,7 +267,7 @@ class LoopWatch:
         )
         self.holds.append(hold)
         if operator is not None:
-            runtime: Any = operator.runtime  # That of a task, which counts.
+            runtime: Any = operator.runtime  # A task's, which counts slow actions.
             runtime.note_slow(seconds)
         return hold
 

@@ -49,7 +49,7 @@ _QUOTED = (
     r"(?:[bru]{0,2}(?:"
     r"\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'"  # "..." and '...' with escapes.
     r"|\\++\"[^\"]*+\"|\\++'[^']*+'"  # \"...\", as text within text has it.
-    r"|\\*+[\"'][^\n]*+))"  # One that is not closed, as at a cut: to the end of the line.
+    r"|\\*+[\"'][^\n]*+))"  # Unclosed, as in a cut text: to the end of the line.
 )
 
 _VALUE = (
