@@ -11,8 +11,7 @@
     ├── ProtocolError
     │   ├── LocalProtocolError    our own side broke the protocol: a bug of this program
     │   └── RemoteProtocolError   the peer sent something that the protocol does not allow
-    │       └── MalformedInput    what a source read, from a file or a server, is not of the format
-    │                             that it should be
+    │       └── MalformedInput    a source read data that is not in the expected format
     ├── JobError
     │   ├── JobFailed         the job ended FAILED; the cause is chained
     │   ├── JobCanceled       the job ended CANCELED while a caller waited for its result
@@ -27,8 +26,8 @@
     ├── RemoteError           an error of another process whose class is not loaded here
     └── NotAuthenticated      the peer did not prove that it knows the secret
 
-Messages say what happened, to what, what was expected, and what to do. A class stands for what the
-reader does next, not for the place that raised it; facts go into the sentence.
+Messages say what happened, to what, what was expected, and what to do. Each class stands for a
+remedy, not for the place that raised the error. Details are in the message.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ __all__ = [
 class AioflowError(Exception):
     """Base of all errors that the engine raises itself.
 
-    Errors of user code surface as themselves, with a note.
+    Errors of user code are raised unchanged, with a note.
     """
 
 

@@ -227,7 +227,8 @@ class Generation:
         """Spaces that were created in this generation. All of their keys count as touched."""
         self.drops: dict[tuple[str, Any], int] = {}
         """(table, namespace) of each space that was dropped in this generation and created in an
-        earlier one -> the earlier generation. For several such spaces, that of the first counts.
+        earlier one -> number of the earlier generation. If a namespace was dropped several times,
+        the first time counts.
         """
         self.timers: dict[Space, TimerNotes] = {}
         self.next: Generation | None = None

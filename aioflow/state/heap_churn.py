@@ -115,8 +115,8 @@ REMOVED_SHARE = 16
 
 
 def fires_most(firing: int, rows: int) -> bool:
-    """Returns whether `firing`, the number of due timers, is at least `rows`, the number of other
-    rows.
+    """Returns whether due timers make up most of the state. `firing` is their number, `rows` the
+    number of other rows.
 
     The timers will soon be gone, so it does not pay to note changes, or to sort the file by key
     group.
@@ -166,7 +166,7 @@ class PlainFile:
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]
-    """As in `SnapshotPlan`."""
+    """See `SnapshotPlan.filters`."""
     moment: Moment
     codec: Codec
     operator: str
@@ -174,7 +174,7 @@ class PlainFile:
     rows: int = 0
     size: int = 0
     sample: list[tuple[Any, Any]] = field(default_factory=list)
-    """As in `Churn`."""
+    """See `Churn.sample`."""
 
     async def content(
         self,

@@ -231,7 +231,7 @@ class HeapOperatorStateBackend:
         self._union.pop(name, None)
 
     def restore(self, snapshot: OperatorSnapshot) -> None:
-        """Takes over the share of this subtask that `redistribute` returned.
+        """Restores the share of this subtask, which `redistribute` returned.
 
         Called before any state is requested. Does not change the snapshot.
         """

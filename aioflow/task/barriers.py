@@ -34,7 +34,9 @@ __all__ = ["BarrierListener", "InputBarriers"]
 
 
 class BarrierListener(Protocol):
-    """Acts on decisions about barriers: the task's checkpoints."""
+    """The interface of the object that acts on decisions of the alignment: the task's
+    checkpoints.
+    """
 
     def due(self, take: Take) -> None:
         """Takes a checkpoint before the next poll. The listener must call `InputBarriers.taken`

@@ -5,7 +5,7 @@ An aligned checkpoint is taken between two slices, while nothing waits in the ch
 (after Flink's SubtaskCheckpointCoordinatorImpl):
 
     0  aborted before it began: only a CancelCheckpointMarker goes downstream
-    1  prepare, head to tail; what operators emit for it is worked off first
+    1  prepare, head to tail; what operators emit for it is processed first
     2  flush the output and send the barrier on, before any state is looked at: the consumers
        wait for it no longer than needed
     3  the views of all state, tail to head, and the positions of the source; nothing else of the

@@ -91,7 +91,7 @@ FLOW = (
 """Gauges of the records and data that a task processes and sends. A buffer is a batch.
 
 `numBytesOut` counts only batches sent to other processes, because within a process batches pass by
-reference. `outputQueueSize` includes an estimate of the latter.
+reference. `outputQueueSize` includes an estimate of batches that stay within the process.
 """
 
 RECORDS = ("numRecordsIn", "numRecordsOut", "numRecordsInPerSecond", "numRecordsOutPerSecond")
@@ -161,7 +161,7 @@ class TaskInputCounts(Protocol):
 
 
 class Gates(Protocol):
-    """The values of an input from exchanges."""
+    """The values that metrics read from an input of exchanges."""
 
     @property
     def gates(self) -> Sequence[InputGate]: ...
@@ -171,7 +171,7 @@ class Gates(Protocol):
 
 
 class ReadsSource(Protocol):
-    """The values of a source's input."""
+    """The values that metrics read from a source's input."""
 
     @property
     def timed_splits(self) -> Sequence[str]: ...
@@ -185,7 +185,7 @@ class ReadsSource(Protocol):
 
 
 class TakesCheckpoints(Protocol):
-    """The values of a task's checkpoints."""
+    """The values that metrics read from a task's checkpoints."""
 
     latest: CheckpointStats | None
 

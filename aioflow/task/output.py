@@ -564,9 +564,9 @@ class TaskOutput:
 def _write_pieces(
     subpartition: PipelinedSubpartition, part: RecordBatch, records: int, records_max: int
 ) -> None:
-    """Queues `part` on its own, in pieces of `records`.
+    """Queues `part` as separate batches of `records` records.
 
-    The pieces are larger, up to `records_max`, if there would be too many.
+    The batches are larger, up to `records_max`, if there would be more than `PIECES_MAX`.
     """
     subpartition.seal()  # Earlier records first. The channel then knows the current watermark.
     builder = subpartition.builder

@@ -119,7 +119,7 @@ class EntryTables:
         return bool(self._open)
 
     def commit(self) -> None:
-        """Records that the placed entries were sent."""
+        """Notes that the placed entries were sent."""
         for number, count in self._open.items():
             self._sent[number] = count
         self._open.clear()
