@@ -290,7 +290,7 @@ def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     if not (len(left) and len(right)):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    size = int(max(left[-1], right[-1])) + 1  # Keys of runs are in order: the last is the highest.
+    size = int(max(left[-1], right[-1])) + 1  # Codes are sorted: the last one is the highest.
     if size > 8 * (len(left) + len(right)):
         at = right.searchsorted(left)
         at[at == len(right)] = 0
@@ -540,7 +540,7 @@ class JoinSides:
         return parts
 
     def _contents(self, slot: tuple[int, int]) -> Iterator[bytes]:
-        # By items, because RocksDB looks up each value separately.
+        # Iterates over items, because RocksDB would look up each value separately.
         return map(itemgetter(1), self._table.peek((*slot, *self._windows)).items())
 
     def fired(self, entries: Mapping[Any, Any], keys_max: int) -> Generator[None, None, Fired]:
@@ -606,8 +606,8 @@ class JoinSides:
         """Drops the slices that start before `below`, because no window needs them any more."""
         starts = self.starts
         if starts and starts[0] < below and not self._keys_counted:
-            # A window has fired. The keys that it read and the keys that came since are about the
-            # live keys.
+            # A window has fired. The live keys are about the keys that it read and the keys that
+            # arrived since.
             self._keys_max, self._keys_counted = max(KEYS_MIN, 2 * len(self._encoder)), True
         while starts and starts[0] < below:
             start = starts.pop(0)

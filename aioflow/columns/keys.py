@@ -114,7 +114,7 @@ class KeyEncoder:
         if None in codes:
             for at, key in enumerate(keys):
                 if codes[at] is None:
-                    code = index.get(key)  # The key may be twice in this batch.
+                    code = index.get(key)  # The key may occur twice in this batch.
                     if code is None:
                         code = index[key] = len(entries)
                         entries.append(key)
@@ -207,7 +207,7 @@ def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
         return which
     # Places without a code are neither written nor read: the length costs nothing.
     first = np.empty(size, np.int64)
-    # Of equal codes the last write stays: the first record.
+    # For equal codes the last write wins, which is the first record.
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
     return which[first[which].argsort()]  # type: ignore[no-any-return]
 
@@ -240,7 +240,7 @@ class CompositeKeys:
     def _encode(self, columns: list[Column]) -> np.ndarray:
         codes = self._part(0, columns[0])
         for place in range(1, len(columns)):
-            # A part has less than 2 ** 31 codes, and so have all parts before it.
+            # A part has fewer than 2 ** 31 codes, and so have all earlier parts together.
             both = codes << 31 | self._part(place, columns[place])
             codes = self._pairs[place].encode(NumberColumn(both))
         if len(columns) == 1:

@@ -234,7 +234,7 @@ def is_in(a: Number, members: tuple[Any, ...]) -> NumberColumn | None:
             or type(member) in (str, bytes)
             or (type(member) is float and math.isnan(member))
         ):
-            continue  # None, texts and NaN equal no number.
+            continue  # None, texts and NaN are equal to no number.
         if type(member) not in (bool, int, float):
             return None
         if a.kind == "f":

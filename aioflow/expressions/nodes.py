@@ -292,7 +292,7 @@ class Expr(Generic[T]):
             )
 
         def __getattr__(self, name):
-            if name.startswith("__"):  # Copying and introspection ask for these.
+            if name.startswith("__"):  # Copying and introspection look up these names.
                 raise AttributeError(name, name=name, obj=self)
             text, time = _operations(StrNamespace), _operations(DtNamespace)
             told = hints.no_attribute(name, repr(self), _shown(self), text, time)
@@ -404,10 +404,10 @@ class Binary(Expr[T]):
         # themselves.
         left_strength = strength + 1 if strength in (1, _POWER_PRECEDENCE) else strength
         right_strength = strength if operator == "**" else strength + 1
-        # Otherwise no side would be an expression.
+        # If both were plain, no side would be an expression.
         plain = isinstance(left, Literal) is not isinstance(right, Literal)
-        # A constant that stands left of a comparison would come back mirrored: 1 < col.x is
-        # col.x > 1. And text % x is Python's own formatting.
+        # A plain constant on the left of a comparison would be mirrored: 1 < col.x is col.x > 1.
+        # And text % x is Python's own formatting.
         left_plain = plain and operator not in COMPARISONS and operator != "%"
         left_text = _wrap(left, left_strength, plain=left_plain)
         return f"{left_text} {operator} {_wrap(right, right_strength, plain=plain)}", strength

@@ -209,7 +209,7 @@ def build_function(source: str, name: str, names: dict[str, Any], about: str) ->
     """
     try:
         with warnings.catch_warnings():
-            # A constant expression may compile to `3 is None`, which is no mistake.
+            # A constant expression may compile to `3 is None`, about which Python warns.
             warnings.simplefilter("ignore", SyntaxWarning)
             code = compile(source, f"<aioflow {about[:80]}>", "exec")
     except (SyntaxError, RecursionError, MemoryError) as error:

@@ -177,8 +177,8 @@ class Emitter:
                 source = self._checked(source)
             operand_after = value.after
             guards += value.guards
-            # Only what the guards bind holds for the operands that follow; a body comes after all
-            # guards.
+            # Later operands may use only variables that the guards bind, because a body is
+            # evaluated after all guards.
             inner = value.inner if value.guards else inner
             if value.nullable:
                 if source.isidentifier():

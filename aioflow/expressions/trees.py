@@ -32,7 +32,7 @@ from aioflow.expressions.nodes import (
 
 __all__ = ["Apply", "Composite", "Operation", "column_names", "is_boolean", "same_as", "walk"]
 
-_PRIMARY = 8  # As all calls.
+_PRIMARY = 8  # Precedence of calls.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

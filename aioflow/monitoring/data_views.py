@@ -113,7 +113,7 @@ async def look_up(call: Call) -> Any:
     except (AioflowError, TypeError) as error:
         raise BadRequest(f"no key can be like that: {error}") from error
     there, is_found, value = await _ask(view, vertex, index, node, partial(_get, name, key))
-    if name not in there:  # A subtask that has had no key yet may not know it.
+    if name not in there:  # A subtask without any key may not know the state.
         names = set(there)
         for other in range(vertex.parallelism):
             names.update(await _ask(view, vertex, other, node, _names))

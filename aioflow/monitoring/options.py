@@ -191,5 +191,5 @@ def served_options(address: str, given: Mapping[str, Any]) -> MonitorOptions:
             f"monitor={address!r} can be reached from other machines, expected a token: give "
             "token=, or listen at 127.0.0.1"
         )
-    # With the token any host name is allowed: a page elsewhere does not know the token.
+    # With the token, any host name is allowed: a page of another site does not know the token.
     return replace(options, allowed_hosts=tuple(given.get("allowed_hosts") or ("*",)))

@@ -487,7 +487,7 @@ def _directory(call: Call, *names: str) -> str | None:
     )
 
 
-# Calls of Flink without an equivalent here. They are answered, so that clients go on.
+# Calls of Flink without an equivalent here. They are answered, so that clients do not fail.
 
 
 @route("POST", "/savepoint-disposal", "Empty", "Is refused", body="DisposalRequest")

@@ -441,8 +441,8 @@ def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
     }
 
 
-# Clients of Flink expect these calls for accumulators. User metrics of RuntimeContext come nearest,
-# and are under /metrics.
+# Clients of Flink expect these calls for accumulators. The nearest equivalent is user metrics of
+# RuntimeContext, which are also under /metrics.
 
 
 @get("/jobs/{jobid}/execution-result", "ExecutionResult", "How a job ended")

@@ -363,7 +363,7 @@ def _unless_empty(finish: Callable[[list[Any]], Any], values: list[Any]) -> Any:
 
 def _array(call: _Call) -> Aggregate:
     part: Any = call.values()
-    if not call.is_distinct:  # The one aggregate that keeps NULLs.
+    if not call.is_distinct:  # Unlike all other aggregates, it keeps NULLs.
         part = af.collect(call.of.expression, where=call.where)
     function = partial(_unless_empty, list)
     return of_part(

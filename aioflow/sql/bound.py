@@ -109,7 +109,7 @@ def key_column(key: str, place: exp.Expr) -> exp.Column:
 def refuse_clauses(node: exp.Expr) -> None:
     """Raises SqlError for a clause that streams do not support."""
     if isinstance(node, WindowTable):
-        return  # Its OFFSET is one of windows.
+        return  # Its OFFSET belongs to the windows.
     for name, message in CLAUSES.items():
         clause = node.args.get(name)
         if clause:

@@ -126,5 +126,5 @@ def folded(made: Scalar) -> Scalar:
     try:
         found = made.function({})
     except (ValueError, ArithmeticError):
-        return made  # Only a row that comes here may fail.
+        return made  # Fail only when a row needs the value.
     return Scalar(made.type, found is None, Literal(found))

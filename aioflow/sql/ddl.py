@@ -233,7 +233,7 @@ class _Options:
     def _built(self, kind: str, name: str) -> Any:
         known = _parameters(getattr(io, kind))
         first = next(iter(known))
-        if name in self.texts:  # The first argument has the name of the object.
+        if name in self.texts:  # The object's own option is its first argument.
             self.texts[f"{name}.{first}"] = self.texts.pop(name)
             self.places[f"{name}.{first}"] = self.places[name]
         return self.call(BUILT[kind], self.arguments(known, f"{name}."), self.place(name))
@@ -522,7 +522,7 @@ class CreatedTable:
         for one in sorted((one.field for one in self.physical), key=lambda f: f.nullable):
             hint = text if one.type in (TIMESTAMP, DATE) else _hint(one.type)
             if one.type in (TIMESTAMP, DATE) and self.is_of_changes:
-                hint = Any  # With a schema they are objects of `datetime`.
+                hint = Any  # With a schema, times are `datetime` objects.
             hints.append((attributes[one.name], hint | None if one.nullable else hint))
             if one.nullable:
                 defaults[attributes[one.name]] = None
@@ -760,7 +760,7 @@ class CreatedTable:
             identity=identity if found.changes else None,
         )
         if found.changes and {*identity} != {*self.key}:
-            # Rows with another key, or without a key: the last row of a PRIMARY KEY is kept.
+            # The query's rows have another key or none: keep the last row of each PRIMARY KEY.
             made = replace(changelog(made), identity=tuple(self.key))
         return made
 

@@ -92,7 +92,8 @@ class StreamingSql(Dialect):
 
     class Tokenizer(tokens.Tokenizer):
         IDENTIFIERS: ClassVar[list[Any]] = ['"', "`"]
-        # Ordinary words here: SESSION is a function, and EXECUTE begins a statement set.
+        # These keywords are ordinary words here: SESSION is a function, and EXECUTE begins a
+        # statement set.
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
             word: token
             for word, token in tokens.Tokenizer.KEYWORDS.items()
@@ -105,7 +106,7 @@ class StreamingSql(Dialect):
         }
 
     class Parser(parser.Parser):
-        # A unit is a word, which stands first; sqlglot has it last.
+        # The unit is a word and the first argument here; sqlglot expects it last.
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
             **parser.Parser.FUNCTION_PARSERS,
             "TIMESTAMPADD": lambda self: self._parse_with_unit("TIMESTAMPADD"),

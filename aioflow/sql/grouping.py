@@ -174,7 +174,7 @@ def aggregate(
     if not bounded and not changes:
         if relation.pending or any(map(aggregates_in, [*(one for _, one in items), *having])):
             _require_updates(compiler, relation, what, place)
-        elif not stays:  # A row of keys alone never changes.
+        elif not stays:  # A row that has only keys never changes.
             joins.require_ttl(compiler.ttl, compiler.flow, [relation], what, place)
     if not bounded:
         relation = applied(relation)
@@ -186,7 +186,7 @@ def aggregate(
     having = rest[len(items) :]
     start, keys = _without_start(keys, windows)
     if windows is not None and windows.regroup is None:
-        relation = relation.as_rows()  # Whose fields name the window.
+        relation = relation.as_rows()  # Its fields have the bounds of the window.
     relation = relation.in_place()
     calls: list[exp.Expr] = []
     for one in (*(one for _, one in items), *having):

@@ -75,7 +75,7 @@ class Joins:
             if not inner:
                 left = self._one(left, right, join, on)
                 continue
-            # Of inner joins it makes no difference whether a condition is of ON or of WHERE.
+            # For inner joins, a condition in ON and the same condition in WHERE are equivalent.
             both = _keys(left) | _keys(right)
             conditions = [*on, *(one for one in where if _read(one) <= both)]
             where = [one for one in where if not _read(one) <= both]
@@ -218,7 +218,7 @@ class Joins:
         outer = partial(_outer, predicate, keeps, composite)
         stream = groups.window(assigner).apply(outer)
         if keeps[1]:
-            times, after = {}, None  # The right side alone may have the window.
+            times, after = {}, None  # Only the right record may have a window.
         met = replace(met, stream=stream, times=times, windows=after)
         return _nullable(met, left, right, keeps)
 
@@ -239,7 +239,7 @@ class Joins:
             right.stream.key_by(_side_key(right, others)), f"{split.lower}ms", f"{split.upper}ms"
         )
         one, other = (_times(side, split.times) for side in (left, right))
-        times: Mapping[str, int] = {}  # A pair has the later one of both times.
+        times: Mapping[str, int] = {}  # The time of a pair is the later of both times.
         if split.lower >= 0:  # type: ignore[operator]
             times = other
         elif split.upper <= 0:  # type: ignore[operator]
@@ -387,7 +387,7 @@ def _time_bound(node: Any, left: Relation, right: Relation) -> tuple[int | None,
         return None
     bare = isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Column)
     if isinstance(node, exp.EQ) and bare and (left.times is None or right.times is None):
-        return None  # Of columns that may be the time, an equality is one of keys.
+        return None  # If columns only may be the time, an equality compares keys.
     difference = one - other  # left + one <= right + other
     if isinstance(node, exp.EQ):
         return difference, difference
@@ -453,7 +453,7 @@ def _identity_of_pairs(
     if one is None or other is None:
         return None, (left if one is None else right).lacks or NO_KEY
     if not keeps[1] and set(other) <= {b.name for _, b in equal if isinstance(b, exp.Column)}:
-        return one, ""  # A row of the left has at most one partner.
+        return one, ""  # A left row has at most one partner.
     if not keeps[0] and set(one) <= {a.name for a, _ in equal if isinstance(a, exp.Column)}:
         return other, ""
     return one + other, ""

@@ -368,7 +368,7 @@ class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
         own, others = self.sides[side], self.sides[other]
         text = _text(row)
         entry = own.get(text)
-        if entry is None and change < 0:  # It has expired.
+        if entry is None and change < 0:  # The row has expired.
             return []
         met = [
             (name, found)

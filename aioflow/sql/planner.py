@@ -462,7 +462,7 @@ class Planner:
         """Returns the table that an entry of FROM names."""
         if entry.args.get("db"):
             raise SqlError("a table has a name without dots here: the keyword of sql()", entry)
-        # The parser takes a hint behind a table for a comment.
+        # The parser treats a hint after a table as a comment.
         if any(re.match(r"\s*OPTIONS\s*\(", one, re.IGNORECASE) for one in entry.comments or ()):
             raise SqlError(HINTS, entry)
         name = entry.name
@@ -550,7 +550,7 @@ class Planner:
             return relation
         relation, bound = self.compiler.awaited(relation, list(conditions))
         identity = relation.identity if relation.replaces else None
-        # Of one row, conditions on its identity are always true or never.
+        # For one row, a condition on its identity is either always true or never.
         fixed = [
             one
             for one in bound
@@ -586,7 +586,7 @@ class Planner:
         relation, nodes = self.compiler.awaited(relation, [one for _, one in items])
         plain = {one.name for one in nodes if isinstance(one, exp.Column)}
         if relation.replaces and not plain.issuperset(relation.identity or ()):
-            relation = sources.changelog(relation)  # Its rows are not replaced by a key any more.
+            relation = sources.changelog(relation)  # Its rows are no longer replaced by key.
         own: list[Field] = []
         reads: dict[str, Expr[Any]] = {}
         moved: dict[str, str] = {}
@@ -646,7 +646,7 @@ class Planner:
         ]
         if identity is None or missing:
             lacks = f"the columns must have {', '.join(missing)}" if missing else relation.lacks
-            if any(one.startswith(HIDDEN) for one in missing):  # Of QUALIFY.
+            if any(one.startswith(HIDDEN) for one in missing):  # The rank is from QUALIFY.
                 lacks = "the columns must have the rank, as ROW_NUMBER() OVER (...) AS place"
             return None, lacks
         if identity:

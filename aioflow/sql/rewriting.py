@@ -156,7 +156,7 @@ def _keys(call: exp.Expr, negated: bool) -> tuple[exp.Select, list[exp.Expr]]:
     if isinstance(call, exp.In):
         if isinstance(query, exp.Select) and len(query.expressions) != 1:
             raise SqlError("IN (SELECT ...) takes one column", call)
-        if not pairs:  # It may be any query, of UNION and GROUP BY too.
+        if not pairs:  # It may be any query, also with UNION or GROUP BY.
             names = exp.TableAlias(this=_name("the query"), columns=[_name(f"{HIDDEN}v")])
             source = exp.Subquery(this=query.copy(), alias=names)
             column = exp.Column(this=_name(f"{HIDDEN}v"))
@@ -178,7 +178,7 @@ def _keys(call: exp.Expr, negated: bool) -> tuple[exp.Select, list[exp.Expr]]:
                 query,
             )
     for one in query.expressions:
-        if aggregates := aggregates_in(one):  # Of no rows, it is a row, too.
+        if aggregates := aggregates_in(one):  # An aggregate without input still gives a row.
             raise SqlError(
                 "an aggregate cannot stand in a query that names the outer one; join a subquery "
                 "with GROUP BY",

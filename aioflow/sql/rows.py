@@ -83,7 +83,7 @@ class CheckedRow:
     ) -> None:
         self._given = attributes, type_, values, event_time
         self.attributes = attributes
-        # Of an array, a NamedTuple would take the values by their positions.
+        # A NamedTuple would accept a JSON array, and read its values by position.
         struct: Any = struct_like(type_)
         self._read = msgspec.json.Decoder(struct).decode
         self._make = partial(msgspec.convert, type=struct)

@@ -300,7 +300,7 @@ class _Compiler:
         sign = _COMPARISONS[type(node)]
         if sign in ("==", "!=") and isinstance(x, Apply) and isinstance(y, Literal):
             is_rest = x._operation.function is v.remainder
-            if is_rest and y._value == 0:  # Of a zero the sign is all the same.
+            if is_rest and y._value == 0:  # The sign of a zero is irrelevant.
                 x = Binary("%", *x._operands)
         return Scalar(BOOLEAN, null, Binary(sign, x, y))
 
@@ -308,7 +308,7 @@ class _Compiler:
         (x, y), _, _ = self._unified(
             [self.compile(node.this), self.compile(node.expression)], node, convert=False
         )
-        same = Binary("==", x, y).fill_null(x.is_null() & y.is_null())  # NULL if either is.
+        same = Binary("==", x, y).fill_null(x.is_null() & y.is_null())  # NULL if x or y is NULL.
         return Scalar(BOOLEAN, False, same if isinstance(node, exp.NullSafeEQ) else ~same)
 
     def logic(self, node: exp.Binary) -> Scalar:
@@ -342,7 +342,7 @@ class _Compiler:
             return Scalar(BOOLEAN, null, found)
         constants = [one._value for one in members if isinstance(one, Literal)]
         inside: Expr[Any] = IsIn(x, tuple(one for one in constants if one is not None))
-        if None in constants:  # Not found is then unknown.
+        if None in constants:  # A value that is not found may still equal NULL.
             inside = Case(((inside, Literal(True)),), Literal(None))
         return Scalar(BOOLEAN, null, inside)
 

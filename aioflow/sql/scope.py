@@ -264,7 +264,7 @@ def _hints(kind: type) -> dict[str, Any]:
     """Returns the annotation of each field of a class, in their order."""
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
-    except (NameError, TypeError):  # An annotation has a name that only its own function knows.
+    except (NameError, TypeError):  # An annotation uses a name that is local to a function.
         hints = {}
     if dataclasses.is_dataclass(kind):
         names: Iterable[str] = [field.name for field in dataclasses.fields(kind)]

@@ -60,7 +60,7 @@ def _with_errors(call: str) -> Callable[[OfText[P, T]], OfText[P, T]]:
                 return function(flow, text, *args, **kwargs)
             except SqlError as error:
                 error.text = error.text or text
-                # Without the frames of the planner: the message has the place in the query.
+                # The traceback of the planner is dropped: the message has the place in the query.
                 raise error.with_traceback(None) from None
             except RecursionError:
                 wrong = SqlError("the query is nested too deeply; move parts of it into WITH")

@@ -60,7 +60,7 @@ def _operation(**traits: Any) -> Callable[[Callable[..., Any]], Callable[..., An
     return register
 
 
-# Numbers. The forms on arrays are exact, or leave the batch to the function.
+# Numbers. The forms on arrays are exact, or return None, so that the function is called per value.
 
 
 def _finite(*numbers: Any) -> bool:
@@ -391,7 +391,8 @@ def hash_code(value: Any) -> int:
     return int.from_bytes(data, "big") >> 1
 
 
-# Conversions. With `strict` a value that cannot be converted raises, else it gives None.
+# Conversions. A value that cannot be converted raises an error with `strict`, and otherwise gives
+# None.
 
 
 def _converts(function: Callable[[Any], Any], value: Any, strict: bool, to: str) -> Any:

@@ -288,7 +288,7 @@ def _without(
     for row in rows:
         try:
             at = forms.index(form(row))
-        except ValueError:  # Also from an array, which has no truth value.
+        except ValueError:  # An array raises it too: it has no truth value.
             strange.append(row)
         else:
             del forms[at], rest[at]

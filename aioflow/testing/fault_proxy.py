@@ -65,7 +65,7 @@ class FaultProxy:
         links = list(self._links)
         self.reset()
         await cancel_and_wait([link.connecting for link in links if link.connecting is not None])
-        await asyncio.sleep(0)  # The transports tell their protocols in the next turn.
+        await asyncio.sleep(0)  # The transports notify their protocols in the next iteration.
 
     @property
     def port(self) -> int:
@@ -252,7 +252,7 @@ class _End(asyncio.Protocol):
         if delay_s <= 0 and not self._late:
             self._hold(data)
             return
-        # Never before what came earlier, also when the delay has become shorter since.
+        # Never before earlier bytes, even if the delay has become shorter since.
         due = max(loop.time() + delay_s, self._late[-1][0] if self._late else 0.0)
         self._late.append((due, data))
         if len(self._late) == 1:

@@ -78,7 +78,7 @@ class HarnessSnapshot:
     def __reduce__(self) -> Any:
         import cloudpickle
 
-        # Functions of a test are often lambdas, or local: they travel by value, as they do to a
+        # Functions of a test are often lambdas or local: they are pickled by value, as for a
         # worker.
         return _unpickled, (cloudpickle.dumps(self.plan), self.operators, self.now_ms)
 
@@ -159,7 +159,7 @@ class OperatorHarness:
         )
         self._task = task = HarnessTask(plan, self._clock.now_ms, parallelism, index, restored)
         self._clock.now_ms = max(self._clock.now_ms, task.loop.wall_ms())
-        # A test that does not close its harness shall not leave suspended coroutines to the garbage
+        # If a test does not close its harness, suspended coroutines must not be left to the garbage
         # collector.
         self._finalizer = weakref.finalize(self, _close_quietly, task)
 

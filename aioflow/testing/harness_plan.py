@@ -122,8 +122,8 @@ def _of_stream(stream: DataStream[Any], key: Any) -> HarnessPlan:
             f"{stream!r} is a source, and a harness stands in for the source: give it a stream "
             "that an operator made"
         )
-    # Of a union into one input, the first edge: what differs between them is upstream of the
-    # harness.
+    # A union into one input has several edges. The first one is used, because they differ only
+    # upstream of the harness.
     first = graph.nodes[vertex.nodes[index - len(operators) + 1].id]
     edges = graph.inputs_of(first.id)
     keys: dict[int, Any] = {}
@@ -227,10 +227,10 @@ def _operator_of(target: Any, keyed: bool) -> tuple[Callable[[Any], Operator], i
 
 
 def _arguments(function: Callable[..., Any]) -> int:
-    """Returns the number of arguments of `function`: 1 for (value), 2 for (value, ctx)."""
+    """Returns the number of required arguments of `function`: 1 for (value), 2 for (value, ctx)."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # Some builtins do not tell.
+    except ValueError:  # Some builtins have no signature.
         return 1
     return sum(
         1

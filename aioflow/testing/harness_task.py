@@ -123,7 +123,7 @@ class HarnessTask:
         self.contexts, self.operators = self._runtime.contexts, self._runtime.operators
         self._restored = restored
         self._task = self.loop.create_task(self._run(), name=self.name)
-        # The rest of a harness that was not closed is not worth a message.
+        # Tasks that are left in a harness that was not closed are not reported.
         self._task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._task.add_done_callback(lambda _: self.loop.stop())
         self._wait_for(lambda: self._opened)
@@ -136,7 +136,7 @@ class HarnessTask:
             parallelism=self.parallelism,
             max_parallelism=self.max_parallelism,
             now_ms=self.host.clock.wall_ms,
-            checkpointing=True,  # A snapshot stands for a checkpoint: it decides what is committed.
+            checkpointing=True,  # A snapshot acts as a checkpoint, which decides what is committed.
             debug=True,
         )
 
@@ -261,7 +261,7 @@ class HarnessTask:
                     await self._processor.run_loop()
                     if self._ending:
                         await self._finish()
-                # Raised by the call from outside that led to it.
+                # The call from outside that led to it raises it.
                 except Exception as error:  # noqa: BLE001
                     self._error = error
                 self.group.cancel_children()

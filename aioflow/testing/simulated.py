@@ -135,7 +135,7 @@ def run_simulated(
         for after_s, by_ms in clock_steps:
             asyncio.get_running_loop().call_later(after_s, _step_clock, host, by_ms)
         try:
-            # The flow's own way of running a graph that is not all of it, which collect() goes too.
+            # The method of a flow that runs only a part of its graph; collect() uses it too.
             async with whole._run(graph, {**options, "host": host}) as job:
                 if drive is None:
                     outcome.job = await job.wait()

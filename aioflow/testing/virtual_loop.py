@@ -92,7 +92,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers_made += 1
-        # Equal deadlines in order of creation, which asyncio's own heap does not promise.
+        # Timers with equal deadlines fire in order of creation, which asyncio's own heap does not
+        # guarantee.
         heapq.heappush(self._timers, (when, self._timers_made, timer))
         return timer
 
@@ -236,7 +237,7 @@ def end_generator(agen: AsyncGenerator[Any, Any]) -> None:
         agen.aclose().send(None)
     except BaseException:  # noqa: BLE001  # StopIteration, or an error of its cleanup.
         return
-    # Generators have it, the abstract class does not.
+    # Generators have this attribute; the abstract class does not.
     close_chain(agen.ag_await)  # type: ignore[attr-defined]
 
 
@@ -254,7 +255,7 @@ def close_chain(awaited: Any) -> None:
         else None
     )
     if frame is not None:
-        # A task without a first step may still hold a coroutine that it was to await.
+        # A task that has not started yet may still hold a coroutine that it would have awaited.
         chain += [value for value in frame.f_locals.values() if isinstance(value, CoroutineType)]
     for coro in reversed(chain):
         for _ in range(CLOSES_MAX):

@@ -196,7 +196,8 @@ class CallThreads:
             self._abandoned += 1
             successor = None
             if not call.apart:
-                # The next call in the queue gets the place, before calls submitted now.
+                # The next call in the queue gets the free slot, before calls that are submitted
+                # now.
                 if self._waiting and not self._closed:
                     successor = self._waiting.popleft()
                 else:
@@ -236,7 +237,7 @@ class CallThreads:
         if begins:
             try:
                 result = self._run(call)
-            except StopIteration as exc:  # A future refuses it.
+            except StopIteration as exc:  # A future does not accept it.
                 error = RuntimeError("the call raised StopIteration")
                 error.__cause__ = exc
             except BaseException as exc:  # noqa: BLE001  # Carried to the loop, where it is raised.

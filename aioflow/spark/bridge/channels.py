@@ -279,7 +279,7 @@ class Channel(asyncio.BufferedProtocol):
                 Sealer(direction_key(key, Side.CLIENT)),
             )
         self._await_header()
-        # What came in one piece with the proof.
+        # Bytes that arrived together with the proof.
         rest = done.leftover
         while rest and not self._transport.is_closing():
             view = self.get_buffer(len(rest))

@@ -411,7 +411,7 @@ def _launch(given: Mapping[str, str], defaults: Mapping[str, str], scratch: str)
     environ = {
         "JAVA_HOME": java.home,
         "PYSPARK_SUBMIT_ARGS": shlex.join(arguments),
-        # Ours come before the options of the user, which win.
+        # Our options come first, so that the user's options override them.
         "SPARK_SUBMIT_OPTS": java_options,
     }
     before = {name: os.environ.get(name) for name in environ}

@@ -89,7 +89,7 @@ def _load_flows() -> None:
     import aioflow.operators.sink
 
     with contextlib.suppress(ModuleNotFoundError):
-        # `af.io.spark` names what lacks, and how to get it.
+        # `af.io.spark` names the missing package, and how to install it.
         import aioflow.spark.bridge.connector
         import aioflow.spark.bridge.sink
         import aioflow.spark.bridge.source
@@ -340,7 +340,7 @@ class SparkBridge(Bridge):
                 raise
             raise better from None
         finally:
-            del call.fn  # Frames that it refers to must not live as long as the thread.
+            del call.fn  # Objects that it refers to must not live as long as the thread.
 
     def _ensure(self) -> SparkProcess | ConnectSession:
         """Returns the session, and starts it if there is none. Other threads wait until it is
@@ -361,7 +361,7 @@ class SparkBridge(Bridge):
                         self._outside = None  # The context may be newer than the settings read.
                 except (SparkError, ModuleNotFoundError):
                     raise
-                except Exception as error:  # Any error of Java becomes one sentence.
+                except Exception as error:  # Any Java error is shortened to a sentence.
                     better = translated(error)
                     if isinstance(better, SparkGone) and standalone_masters(self.master):
                         better = SparkError(

@@ -208,7 +208,7 @@ def session_config(
     }
     conf = Path(_conf_dir(environ) or scratch)
     options = [f"-Dderby.system.home={scratch}"]
-    if not (conf / "hive-site.xml").exists():  # A setting would replace its warehouse.
+    if not (conf / "hive-site.xml").exists():  # A setting would override the warehouse in it.
         ours["spark.sql.warehouse.dir"] = os.path.join(scratch, "warehouse")
     log4j = Path(scratch, "log4j2.properties")
     log4j.write_text(_LOG4J, encoding="utf-8")
@@ -235,7 +235,7 @@ def _of_rows(master: str) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         # No limit. Otherwise Spark adds up the size of the batch at each row, which takes as long
         # as everything else that it does for the row. Rows are limited by number, as they are for
-        # toArrow(), and tasks of ours cut what is large all the same (`executor`).
+        # toArrow(), and our tasks cut batches that are still large into pieces (`executor`).
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

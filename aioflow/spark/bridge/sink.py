@@ -127,8 +127,8 @@ class Spool:
         for name in await self._fs.list(self._directory):
             mark = _MARK.fullmatch(name)
             if mark is not None and restored is not None and int(mark[1]) > restored:
-                # Of a run that is not gone on with: the marks that are kept are the last by number,
-                # and ours begin below it.
+                # The mark is from a run that is not continued. It must go, because the marks with
+                # the highest numbers are kept, and this run's marks begin with lower numbers.
                 await self._fs.delete(posixpath.join(self._directory, name))
             match = _FILE.fullmatch(name)
             if match is None or (match[2] == self._job and int(match[3]) > self._attempt):

@@ -111,7 +111,7 @@ class FrameReading:
 
         def run() -> tuple[Callable[[], Any], int]:
             frame = frame_of(session, self._what)
-            if is_connect(self._bridge.master):  # A server does not tell their number.
+            if is_connect(self._bridge.master):  # A Connect server does not report the number.
                 frame = frame.coalesce(1).mapInArrow(PushRows(where, name), RESULT_SCHEMA)
                 return frame.collect, 1
             rdd = frame.mapInArrow(PushRows(where, name), RESULT_SCHEMA).rdd
@@ -265,8 +265,8 @@ class _FrameReader(BaseReader[Any]):
         self._ctx = ctx
         self._source = source
         self._reading: FrameReading | None = None
-        # By partition: what was read whole, and how many rows of the batch behind that were taken
-        # in an attempt before.
+        # By partition: the progress over whole batches, and how many rows of the next batch an
+        # earlier attempt has taken.
         self._read: dict[int, Progress] = {}
         self._skip: dict[int, int] = {}
         self._arrival: Arrival | None = None

@@ -78,7 +78,8 @@ class FileTarget:
     def write(self, session: Any, frame: Any, batch_id: str) -> None:
         writer = frame.write.format(self.format).options(**self.options)
         if is_remote(session):
-            # Nothing renames files there. A batch has a directory, which is written as a whole.
+            # Files cannot be renamed there. Each batch has a directory, which is written as a
+            # whole.
             writer.mode("overwrite").save(f"{self.path}/{BATCH_COLUMN}={batch_id}")
         else:
             _add_files(session, writer, self.path, batch_id)

@@ -298,7 +298,8 @@ class OutboundStream:
                     channel.send(
                         FrameKind.BATCH, BatchBody.prefix(0), memoryview(batch.serialize())
                     )
-            # The task closes the connection: if we did, its last credit would find no connection.
+            # The task closes the connection. If the service did, the task's last credit could not
+            # be sent.
             channel.send(FrameKind.END, encode_words(rows))
         # The error fails the Spark job, whose caller raises this error instead.
         except Exception as error:  # noqa: BLE001

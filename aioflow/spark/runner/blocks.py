@@ -203,7 +203,7 @@ class BlockWriter:
         if values:
             marks, told = batch.watermarks, self._watermark
             if marks is not None and marks[0] < told:
-                # Records that came by another way (a side output, mail) may be behind the watermark
+                # Records from elsewhere (a side output, a mail) may have a watermark below the one
                 # that was already sent.
                 marks = [max(told, mark) for mark in marks]
                 batch = batch.with_watermarks(marks, batch.watermark)
@@ -257,7 +257,7 @@ class BlockWriter:
             and _are_texts(keys)
             and _are_texts(block.values)
         ):
-            keys = block.values  # Equal texts are the same in every respect: they are written once.
+            keys = block.values  # Equal texts are indistinguishable, so they are written once.
         batch = RecordBatch(
             block.values, block.stamps, keys, block.marks, block.marks[-1], block.taken
         )

@@ -81,7 +81,7 @@ class HomeStage:
             ordered = sorted(rows, key=lambda row: row[1:5])
             for piece in merged(decode_block(row, codec) for row in ordered):
                 await subtask.feed(piece)
-                await asyncio.sleep(0)  # Many pieces must not hold the loop.
+                await asyncio.sleep(0)  # Many pieces must not block the loop.
             if commits is not None:
                 await subtask.prepared(commits)
                 await subtask.commit(commits)

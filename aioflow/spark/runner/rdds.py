@@ -256,7 +256,7 @@ class StageRdds:
             if not is_read:
                 ends.append(rdd)
             elif rdd.is_cached:
-                rdd._jrdd.count()  # Before its readers, which would each begin to compute it.
+                rdd._jrdd.count()  # First, because each reader would otherwise compute it.
             if wanted:
                 kept.add(rdd._jrdd.rdd().id())
                 self._results.append(
@@ -335,7 +335,7 @@ class StageRdds:
         parts = []
         for producer_id, edges in edges_of.items():
             rows, leaves = self._rdds[producer_id], self._plan.stage(producer_id)
-            # Most stages have one exchange: nothing to look for.
+            # Most stages have only one exchange, so there is nothing to filter.
             whole = len(leaves.outputs) == len(edges) and not any(
                 node.sink for node in leaves.nodes()
             )

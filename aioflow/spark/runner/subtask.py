@@ -166,8 +166,8 @@ class StageSubtask:
     async def _push(self, batch: RecordBatch, input_index: int) -> None:
         marks = batch.watermarks
         if marks is not None and marks[0] == marks[-1] == self._reached:
-            # Event time does not advance in this batch, as always in a flow without event time.
-            # So operators need not check the watermarks.
+            # Event time does not advance in this batch, as is always so in a flow without event
+            # time. So operators need not check the watermarks.
             batch = batch.with_watermarks(None, batch.watermark)
         self._reached = max(self._reached, batch.watermark)
         self._first.chain.push(batch, input_index)

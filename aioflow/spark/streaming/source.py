@@ -113,8 +113,8 @@ class Handover:
         for name in names:
             number, _, kind = name.partition(".")
             if kind == "aside" or (kind == "arrow" and int(number) not in self.taken):
-                # An attempt left the file, because it ended before the batch was complete or the
-                # file deleted.
+                # An earlier attempt left the file: it ended before it had completed the batch or
+                # deleted the file.
                 await self._fs.delete(self._path(name))
         if start is not None and start not in self.taken and start != self._newest + 1:
             what = (
@@ -661,7 +661,8 @@ class _StreamReader(BaseReader[Any]):
                 with contextlib.suppress(SparkGone):  # The query ended with its Java process.
                     await self._source.bridge.call(query.stop, timeout=STOP_TIMEOUT)
         finally:
-            # Half a release would leave rows without their mark until the next one opens.
+            # An interrupted release would leave rows without their mark until the directory is next
+            # opened.
             await wait_all(self._releases, timeout_s=RELEASE_TIMEOUT_S)
             await cancel_and_wait(
                 [task for task in (*self._tasks, *self._releases) if not task.done()]

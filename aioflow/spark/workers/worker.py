@@ -111,7 +111,7 @@ class WorkerTask:
             heartbeat=HeartbeatOptions(timeout_s=SILENCE_S, own_pauses=OwnPauses.COUNTED),
         )
         manager = TaskManager(host, self.secret, options, self.worker_id)
-        manager.inspector.start()  # Started early, so that the first question finds a history.
+        manager.inspector.start()  # Early, so that the first request finds a history.
         over = threading.Event()
         watching = host.blocking(
             _end_with_driver, manager, host, over, dedicated=True, name="aioflow-driver"

@@ -292,7 +292,7 @@ class SimDisk:
                 file.data = bytearray(self._torn(file))
                 file.synced = bytes(file.data)
         self._names = names
-        # A name may come back from the platter although its directory was removed since.
+        # A name may be restored from the platter although its directory has been removed since.
         for path in names:
             self.mkdirs(posixpath.dirname(path))
 
@@ -517,7 +517,7 @@ class SimFileSystem:
         full = _normal(path)
 
         def steps() -> Generator[None, None, T]:
-            yield from ()  # There is but one step.
+            yield from ()  # There is only one step.
             self._disk.check(what, full)
             result = call(full)
             self._note(what, full)

@@ -124,8 +124,8 @@ class SimLoop(asyncio.BaseEventLoop):
             WeakKeyDictionary()
         )
         self._stop_asked = False
-        # The kernel is a process only to make its timers like all others. They run at the moment
-        # when they are due.
+        # The kernel is a process only so that its timers are like all others. Its timers run as
+        # soon as they are due.
         self.kernel = SimProcess("kernel", 0, SimMachine("kernel"))
         self.root = self.process("main")
         self.root.begin_life()
@@ -159,8 +159,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> SimHandle:
-        # A future passes the context of the task that waits for it: that tells whose callback this
-        # is.
+        # A future passes the context of the task that waits for it, which identifies the callback's
+        # process.
         process, generation = (None if context is None else context.get(OWNER)) or (
             self.current,
             None,
@@ -370,7 +370,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # Tasks and blocking calls.
 
-    # Generators as coroutines are gone from asyncio itself.
+    # asyncio itself no longer supports generators as coroutines.
     def create_task(  # type: ignore[override]
         self,
         coro: Coroutine[Any, Any, T],
@@ -388,19 +388,19 @@ class SimLoop(asyncio.BaseEventLoop):
         task: asyncio.Task[T] = asyncio.Task(
             coro, loop=self, name=str(name), context=context, **options
         )
-        # The dead are closed by `finish`.
+        # `finish` closes tasks that are still pending.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         if self.finished:
             close_chain(
                 coro
-                # Cleanup that begins something new: it will never run, and need not be reported as
-                # never awaited.
+                # Cleanup code has started a new coroutine. It will never run, and must not be
+                # reported as never awaited.
             )
         elif not task.done():
             process.tasks[task] = None
             task.add_done_callback(self._look_for_bug)
-            # Last: a process that is killed between the two would leave an error that is neither
-            # seen nor recorded.
+            # Added last: if a process were killed between the two callbacks, an error would be
+            # neither seen nor recorded.
             task.add_done_callback(process.tasks.pop)
         return task
 
@@ -409,7 +409,8 @@ class SimLoop(asyncio.BaseEventLoop):
         the error.
         """
         if not task.cancelled() and isinstance(task.exception(), AssertionError):
-            # Looking marked the error as seen; the run fails with it, so nothing is lost.
+            # Reading the exception marked it as retrieved. The run fails with it, so it is not
+            # lost.
             self.fail(task.exception() or AssertionError())
 
     # The executor is never used: there are no threads here.
@@ -493,7 +494,7 @@ class SimLoop(asyncio.BaseEventLoop):
             process.machine.up = False
         for task in process.tasks:
             if task.done() and not task.cancelled():
-                task.exception()  # Who would have looked at it is dead, too.
+                task.exception()  # The code that would have retrieved the error is dead, too.
         # Kept until the end of the run: letting go of a suspended coroutine would run its
         # `finally`.
         self._graveyard.extend(process.tasks)
@@ -563,7 +564,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._graveyard.extend(process.tasks)
             process.tasks = {}
             for orphan in list(process.orphans):
-                # Streams that are collected later ask whether they were closed.
+                # Streams that are garbage collected later check whether they were closed.
                 orphan.process_died(True)
             process.orphans = {}
         self._timers.clear()
@@ -571,8 +572,8 @@ class SimLoop(asyncio.BaseEventLoop):
         # Cleanup asks for the running loop before it finds that nothing runs.
         asyncio._set_running_loop(self)
         try:
-            # Closing a coroutine that awaits an async generator does not reach into the generator:
-            # these come first. asyncio's own record of them.
+            # Closing a coroutine that awaits an async generator does not close the generator, so
+            # generators are closed first. asyncio keeps the set of them.
             for agen in list(self._asyncgens):  # type: ignore[attr-defined]
                 close_chain(agen.ag_await)
             for task in self._graveyard:

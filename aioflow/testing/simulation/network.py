@@ -111,7 +111,7 @@ class SimNetwork:
         self.options = options or NetworkOptions()
         self.rng = loop.stream("net")
         self.connections_made = 0
-        # (from, to); only asked for membership, never iterated.
+        # Pairs (from, to). Used only for membership tests, never iterated.
         self._cut: set[tuple[str, str]] = set()
         self._parted: set[tuple[str, str]] = set()
         """Pairs (from, to) of processes that are cut off from each other."""
@@ -280,8 +280,8 @@ class SimNetwork:
         )
         client.peer, server.peer = server, client
         loop.note("CONNECT", number, process.name, listener.process.name, port)
-        # The kernel completes the handshake; the server's process sees the connection when it next
-        # looks.
+        # The kernel completes the handshake; the server's process sees the connection in its next
+        # iteration.
         loop.post_io(listener.process, server.accept, listener)
         try:
             await asyncio.sleep(self.latency(there, here))

@@ -196,7 +196,7 @@ def fenced(loop: SimLoop) -> Iterator[None]:
     """Fences in all code that runs on `loop` while the block lasts."""
     global _fenced_loop, _installed
     if not _installed:
-        # It cannot be taken out again; without a fenced loop it costs one comparison.
+        # An audit hook cannot be removed. Without a fenced loop it costs one comparison.
         sys.addaudithook(_hook)
         _installed = True
     before, _fenced_loop = _fenced_loop, loop

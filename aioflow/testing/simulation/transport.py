@@ -319,7 +319,7 @@ class SimTransport(asyncio.Transport):
         else:
             self._rst_received = True
             if self._unsent or self._closing:
-                # A pending send finds out before any read does.
+                # A pending send gets the error before any read does.
                 self._end(os_error(errno.ECONNRESET))
                 return
         self._set_read()
@@ -390,7 +390,7 @@ class SimTransport(asyncio.Transport):
         """Reports the connection to `protocol`, and then lets it read."""
         self._protocol = protocol
         protocol.connection_made(self)
-        if self._gone:  # It was broken before its process looked.
+        if self._gone:  # The connection broke before the process saw it.
             self._loop.call_soon(protocol.connection_lost, self._end_error)
         self._set_read()
 
@@ -429,8 +429,8 @@ class SimTransport(asyncio.Transport):
         (`power`) nothing is sent, and packets under way may be lost.
         """
         if power:
-            # What had left the machine arrives, what had not is lost; until power is back nothing
-            # is answered.
+            # Packets that had left the machine arrive, all others are lost. Until power is back,
+            # there are no answers.
             for _ in range(self.network.rng.randrange(len(self._wire) + 1)):
                 self._wire.pop()
         elif not self._gone and not self._closing:
