@@ -213,6 +213,8 @@ def compile_aggregate(node: exp.Expr, scope: Scope, functions: Functions) -> Agg
     if maker is None:
         raise SqlError(f"the aggregate {name} is not supported{_instead(name)}", call)
     kinds, kind, make = maker
+    if len(given) > 1 and name not in ("COUNT", "GROUPCONCAT"):
+        raise SqlError(f"{name} takes one argument, not {len(given)}", call)
     if kinds and not of.type.may_be(*kinds):
         expected = "a number" if kinds == NUMERIC else kinds[0]
         raise SqlError(f"{name} takes {expected}, not {of.type}: write a CAST", call)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -111,12 +110,16 @@ def _real(parameters: str, function: Callable[..., float]) -> Builtin:
     return Builtin(parameters, FLOAT, build, True)
 
 
-def _regular(function: Callable[..., Any]) -> Callable[..., Expr[Any]]:
-    """Returns a builder for `function`, which compiles a literal regular expression to check it."""
+def _regular(function: Callable[..., Any], flags: int) -> Callable[..., Expr[Any]]:
+    """Returns a builder for `function`, which compiles a literal regular expression to check it.
+
+    `flags` is the position of the flags among the arguments.
+    """
 
     def build(text: Expr[Any], pattern: Expr[Any], *rest: Expr[Any]) -> Expr[Any]:
-        if isinstance(pattern, Literal) and pattern._value is not None:
-            re.compile(pattern._value)
+        given = [pattern, *rest[flags - 2 :]]
+        texts = [one._value if isinstance(one, Literal) else None for one in given]
+        v.regex(texts[0] or "", *(one or "" for one in texts[1:]))
         return v.apply(function, text, pattern, *rest)
 
     return build
@@ -220,9 +223,9 @@ FUNCTIONS: dict[str, Builtin] = {
     "SPLIT_PART": _of("SSI", STRING, v.split_part),
     "ASCII": _of("S", INTEGER, lambda s: ord(s[0]) if s else 0, name="ascii"),
     "CHR": _of("I", STRING, chr),
-    "REGEXP_LIKE": Builtin("SS", BOOLEAN, _regular(v.regexp_like)),
-    "REGEXP_EXTRACT": Builtin("SS?I", STRING, _regular(v.regexp_extract), True),
-    "REGEXP_REPLACE": Builtin("SSS?S", STRING, _regular(v.regexp_replace)),
+    "REGEXP_LIKE": Builtin("SS?S", BOOLEAN, _regular(v.regexp_like, 2)),
+    "REGEXP_EXTRACT": Builtin("SS?IS", STRING, _regular(v.regexp_extract, 3), True),
+    "REGEXP_REPLACE": Builtin("SSS?S", STRING, _regular(v.regexp_replace, 3)),
     "MD5": Builtin("S", STRING, lambda s: v.apply(v.digest, s, "md5")),
     "SHA1": Builtin("S", STRING, lambda s: v.apply(v.digest, s, "sha1")),
     "SHA256": Builtin("S", STRING, lambda s: v.apply(v.digest, s, "sha256")),

@@ -376,6 +376,12 @@ class Planner:
             refuse_clauses(entry)
             rank = self._rank(entry, node.args.get("joins") or [], conditions)
             alias, relation = self._entry(entry, rank)
+            if entry.args.get("version") and not isinstance(relation, sources.Table):
+                raise SqlError(
+                    f"FOR SYSTEM_TIME AS OF takes a bounded table, and {alias} is a stream: join "
+                    "it without, or by an interval of time",
+                    entry,
+                )
             if alias.startswith(HIDDEN) and not relation.changes:
                 joins.refuse_endless(self.compiler.flow, relation, entry)
                 relation = replace(relation, stays=True)

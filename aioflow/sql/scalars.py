@@ -110,6 +110,9 @@ class _Compiler:
         user = self.functions.find(node)
         if user is not None:
             return self._user(node, user)
+        for name in _UNREAD.get(type(node), ()):
+            if node.args.get(name):
+                raise SqlError(f"{name.upper()} is not supported in {node.sql()}", node)
         handler = _NODES.get(type(node))
         if handler is not None:
             return folded(handler(self, node))
@@ -349,7 +352,10 @@ class _Compiler:
     def between(self, node: exp.Between) -> Scalar:
         given = [self.compile(one) for one in (node.this, node.args["low"], node.args["high"])]
         (x, low, high), _, null = self._unified(given, node, convert=False)
-        return Scalar(BOOLEAN, null, Binary("&", Binary(">=", x, low), Binary("<=", x, high)))
+        found: Expr[Any] = Binary("&", Binary(">=", x, low), Binary("<=", x, high))
+        if node.args.get("symmetric"):
+            found = Binary("|", found, Binary("&", Binary(">=", x, high), Binary("<=", x, low)))
+        return Scalar(BOOLEAN, null, found)
 
     def concatenation(self, node: exp.DPipe) -> Scalar:
         given = [self.compile(node.this), self.compile(node.expression)]
@@ -650,6 +656,15 @@ _INSTEAD: dict[type, str] = {
     exp.Star: "* stands alone in SELECT and COUNT",
     exp.Placeholder: "a query has no parameters; write a constant, or compute in Python before it",
 }
+
+_UNREAD: dict[type, tuple[str, ...]] = {
+    exp.Cast: ("format", "action", "default"),
+    exp.TryCast: ("format", "action", "default"),
+    exp.DateTrunc: ("zone",),
+    exp.TimestampTrunc: ("zone",),
+    exp.Trim: ("collation",),
+}
+"""Parts of a node that change its meaning, and that its handler does not read."""
 
 _SIGNS: dict[type, str] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "//",

@@ -306,23 +306,28 @@ def matches(pattern: re.Pattern[str], text: str) -> bool:
     return pattern.fullmatch(text) is not None
 
 
-_regex = functools.lru_cache(maxsize=512)(re.compile)
+@functools.lru_cache(maxsize=512)
+def regex(pattern: str, flags: str = "") -> re.Pattern[str]:
+    """Returns the regular expression of a pattern and its flags. Raises ValueError, `re.error`."""
+    if wrong := set(flags) - {*"gci"}:
+        raise ValueError(f"unknown flag {min(wrong)!r}, expected i (any case), c (exact case) or g")
+    return re.compile(pattern, re.IGNORECASE if "i" in flags else 0)
 
 
 @_operation(gives_bool=True)
-def regexp_like(text: str, pattern: str) -> bool:
-    return _regex(pattern).search(text) is not None
+def regexp_like(text: str, pattern: str, flags: str = "") -> bool:
+    return regex(pattern, flags).search(text) is not None
 
 
 @_operation(gives_none=True)
-def regexp_extract(text: str, pattern: str, group: int = 0) -> str | None:
-    found = _regex(pattern).search(text)
+def regexp_extract(text: str, pattern: str, group: int = 0, flags: str = "") -> str | None:
+    found = regex(pattern, flags).search(text)
     return None if found is None else found[group]
 
 
 @_operation()
 def regexp_replace(text: str, pattern: str, new: str, flags: str = "") -> str:
-    return _regex(pattern).sub(new, text, count=0 if "g" in flags else 1)
+    return regex(pattern, flags).sub(new, text, count=0 if "g" in flags else 1)
 
 
 @_operation()

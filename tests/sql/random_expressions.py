@@ -212,8 +212,7 @@ _NODES: dict[str, list[Any]] = {
         "MD5({S})", ("SHA256({S})", "sha256({S})"),
         ("DATE_FORMAT({T}, 'yyyy-MM-dd HH:mm:ss.SSS')", "STRFTIME({T}, '%Y-%m-%d %H:%M:%S.%g')"),
         "STRFTIME({T}, '%d/%m/%y %j')", "REGEXP_REPLACE({S}, {y}, 'z')",
-        "REGEXP_REPLACE({S}, {y}, 'z', 'g')",
-
+        "REGEXP_REPLACE({S}, {y}, 'z', 'g')", "REGEXP_REPLACE({S}, {y}, 'z', 'gi')",
         ("REGEXP_EXTRACT({S}, {y})",
          "CASE WHEN regexp_matches({S}, {y}) THEN regexp_extract({S}, {y}) END"),
     ],
@@ -229,6 +228,9 @@ _NODES: dict[str, list[Any]] = {
         "({S} LIKE 'a!_%' ESCAPE '!')", "({I} IS DISTINCT FROM {I2})",
         "({S} IS NOT DISTINCT FROM {S2})", "STARTS_WITH({S}, {S2})", "CONTAINS({S}, {x})",
         ("REGEXP_LIKE({S}, {y})", "regexp_matches({S}, {y})"), "CAST({I} AS BOOLEAN)",
+        ("REGEXP_LIKE({S}, {y}, 'i')", "regexp_matches({S}, {y}, 'i')"),
+        ("({I} BETWEEN SYMMETRIC {I2} AND {I3})",
+         "({I} BETWEEN {I2} AND {I3} OR {I} BETWEEN {I3} AND {I2})"),
     ],
     "T": [
         "({T} + INTERVAL '1' HOUR)", "({T} - INTERVAL '90' SECOND)", "({T} + INTERVAL '1' MONTH)",

@@ -536,6 +536,16 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
         ),
         ("SELECT 1 FROM bids a JOIN bids b ON a.ts < b.ts", "needs an equality", ""),
         (
+            "SELECT 1 FROM bids a JOIN sellers FOR SYSTEM_TIME AS OF a.ts s ON a.item = s.item",
+            "FOR SYSTEM_TIME AS OF takes a bounded table, and s is a stream",
+            "sellers",
+        ),
+        (
+            f"SELECT max(price, 2) FROM {WINDOW} GROUP BY window_start, window_end",
+            "MAX takes one argument, not 2",
+            "max",
+        ),
+        (
             "SELECT 1 FROM bids WHERE item IN (SELECT item FROM sellers) OR price > 3",
             "can only stand in FROM",
             "item FROM sellers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import re
 from decimal import Decimal
@@ -13,6 +14,7 @@ from sqlglot import exp
 
 from aioflow.expressions.rows import compile_row
 from aioflow.expressions.trees import walk
+from aioflow.sql import scalars
 from aioflow.sql.dialect import StreamingSql, parse
 from aioflow.sql.errors import SqlError
 from aioflow.sql.functions import FUNCTIONS, PARTS
@@ -142,6 +144,13 @@ def test_random_expressions_give_what_duckdb_gives() -> None:
         ("EXP(f)", {"f": 1e6}, float("inf")),
         ("POWER(f, -1)", {"f": 0.0}, None),
         ("n % 0", {"n": 1}, None),
+        ("i BETWEEN SYMMETRIC 5 AND 1", {"i": 3}, True),
+        ("i NOT BETWEEN SYMMETRIC 5 AND 1", {"i": 3}, False),
+        ("i BETWEEN SYMMETRIC j AND 5", {"i": 7, "j": None}, None),
+        ("REGEXP_REPLACE(s, 'A', 'x', 'gi')", {"s": "aAb"}, "xxb"),
+        ("REGEXP_REPLACE(s, 'A', 'x', 'i')", {"s": "aAb"}, "xAb"),
+        ("REGEXP_LIKE(s, 'A', 'i')", {"s": "a"}, True),
+        ("REGEXP_EXTRACT(s, '(A)', 1, 'i')", {"s": "ba"}, "a"),
         ("HASH_CODE(s) = HASH_CODE('a')", {"s": "a"}, True),
     ],
 )
@@ -186,12 +195,37 @@ def test_value(text: str, row: dict[str, Any], expected: Any) -> None:
         ("INTERVAL '1' MONTH", "stand beside + and -"),
         ("i IN (SELECT 1)", "IN takes a list"),
         ("DATE_FORMAT(t, 'qq')", "unknown letters 'qq'"),
+        ("DATE_TRUNC('day', t, 'Europe/Berlin')", "ZONE is not supported"),
+        ("CAST(s AS INT DEFAULT 3 ON CONVERSION ERROR)", "DEFAULT is not supported"),
+        ("REGEXP_REPLACE(s, 'a', 'b', 'q')", "unknown flag 'q'"),
     ],
 )
 def test_mistake_is_reported_before_anything_runs(text: str, said: str) -> None:
     with pytest.raises(SqlError) as raised:
         compiled(text)
     assert said in str(raised.value)
+
+
+_HARMLESS = """
+bracket_notation casts_non_integer_decimals db catalog fraction_in_string fractions
+input_type_preserved is_global is_null is_nvl is_string join_mark json_access json_query
+json_subtype json_type negate null_on_text_overflow offset on_condition only_json_types option
+probe_date_format query quote requires_json requires_string returns_list_for_maps safe
+scalar_only shadow struct_name_inheritance typed unnest value_constructor variant_extract
+emits field decimals
+"""
+"""Parts of nodes that other dialects set, or that mean the same in each query that is taken."""
+
+
+def test_each_part_that_a_node_may_have_is_read_or_refused() -> None:
+    harmless = set(re.findall(r"\w+", _HARMLESS))
+    source = inspect.getsource(scalars)
+    node: Any
+    for node in scalars._NODES:
+        for part in node.arg_types:
+            known = part in harmless or part in ("this", "expression", "expressions", "table")
+            refused = part in scalars._UNREAD.get(node, ())
+            assert known or refused or f'"{part}"' in source or f".{part}" in source, (node, part)
 
 
 def test_error_points_at_its_argument() -> None:
