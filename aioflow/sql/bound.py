@@ -48,7 +48,6 @@ CLAUSES = {
     "limit": "LIMIT of a stream depends on the order of arrival; rank the rows of a window with "
     "ROW_NUMBER(), or stop reading",
     "offset": "OFFSET of a stream depends on the order of arrival",
-    "windows": "WINDOW is not supported; write OVER (...) in full",
     "laterals": "LATERAL is not supported; use flat_map() on the stream before the query",
     "pivots": "PIVOT is not supported; write one CASE for each column",
     "match": "MATCH_RECOGNIZE is not supported; use process() with a KeyedProcessFunction",

@@ -49,7 +49,7 @@ from aioflow.sql.relation import (
     duration_ms,
     refuse_updates,
 )
-from aioflow.sql.rewriting import HIDDEN, distinct_of, rewritten
+from aioflow.sql.rewriting import HIDDEN, distinct_of, of_both_sides, rewritten
 from aioflow.sql.scope import Field, Merged, Named, Scope
 from aioflow.sql.types import NUMERIC, TIMESTAMP, unify
 
@@ -139,6 +139,16 @@ class Planner:
                 return self.query(node.this, rank)
             if isinstance(node, exp.Union):
                 return self._union(node)
+            if isinstance(node, exp.Intersect | exp.Except):
+                refuse_clauses(node)
+                if not self.compiler.updates:
+                    raise SqlError(
+                        f"the rows of {type(node).__name__.upper()} change with the rows of both "
+                        "sides; give updates=True for a stream of af.Upsert, or write WHERE "
+                        "[NOT] EXISTS (SELECT 1 FROM t WHERE t.x = ...)",
+                        node.expression,
+                    )
+                return self._select(of_both_sides(node), None)
             if isinstance(node, exp.Select):
                 made = rewritten(node)
                 if isinstance(made, exp.Select) and not made.args.get("qualify"):
@@ -146,10 +156,7 @@ class Planner:
                 return self.query(made, rank)
         finally:
             self.tables = outer
-        what = type(node).__name__.upper()
-        exists = "EXISTS (SELECT 1 FROM t WHERE t.x = ...)"
-        instead = {"INTERSECT": f"WHERE {exists}", "EXCEPT": f"WHERE NOT {exists}"}
-        raise SqlError(f"{what} is not supported; write {instead.get(what, 'SELECT')}", node)
+        raise SqlError(f"{type(node).__name__.upper()} is not supported; write SELECT", node)
 
     def _with(self, query: exp.Expr, alias: exp.TableAlias | None) -> Relation | Created:
         view = View(self, query, alias)
@@ -331,7 +338,9 @@ class Planner:
         group = node.args.get("group")
         if group is None:
             return None
-        for name in ("grouping_sets", "cube", "rollup", "totals", "all"):
+        if group.args.get("all"):
+            return [one for _, one in items if not aggregates_in(one)]
+        for name in ("grouping_sets", "cube", "rollup", "totals"):
             if group.args.get(name):
                 what = name.replace("_", " ").upper()
                 instead = f"{what} (a, b)" if name in ("cube", "rollup") else "the columns"

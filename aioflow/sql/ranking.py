@@ -13,6 +13,7 @@ from sqlglot import exp
 import aioflow as af
 from aioflow.core.functions import AggregateFunction
 from aioflow.expressions.nodes import Case, Column, Expr, Literal
+from aioflow.expressions.rows import compile_row
 from aioflow.sql import joins
 from aioflow.sql import values as v
 from aioflow.sql.aggregates import compile_aggregate, is_aggregate, of_part
@@ -69,6 +70,11 @@ def framed(
 def _over(compiler: Compiler, relation: Relation, over: exp.Window, key: str) -> Relation:
     """Returns the relation with a call of OVER as the field `key`."""
     call = over.this
+    skips_nulls = isinstance(call, exp.IgnoreNulls)
+    if isinstance(call, exp.IgnoreNulls | exp.RespectNulls):
+        call = call.this
+    if skips_nulls and not isinstance(call, exp.FirstValue | exp.LastValue):
+        raise SqlError("IGNORE NULLS OVER is only known for FIRST_VALUE and LAST_VALUE", over)
     if not isinstance(call, exp.RowNumber):
         refuse_updates(relation, "OVER", over)
     order = over.args.get("order")
@@ -94,9 +100,18 @@ def _over(compiler: Compiler, relation: Relation, over: exp.Window, key: str) ->
     by_rows, size = _frame(over, others)
     relation = relation.as_rows()
     scope = Keys(relation.fields, False)
+    if isinstance(call, exp.RowNumber | exp.Rank | exp.DenseRank):
+        size, by_rows = None, True
     if isinstance(call, exp.RowNumber):
-        call, by_rows, size = exp.Count(this=exp.Star()), True, None
-    if isinstance(call, exp.Lag):
+        call = exp.Count(this=exp.Star())
+    if isinstance(call, exp.Rank | exp.DenseRank):
+        keys = tuple(compiler.compile(one.this, relation).expression for one in (by, *others))
+        made = of_part(Rank(keys, isinstance(call, exp.DenseRank)), INTEGER, False)
+    elif isinstance(call, exp.FirstValue | exp.LastValue) and not skips_nulls:
+        value = compiler.compile(call.this, relation)
+        keep: Any = af.first if isinstance(call, exp.FirstValue) else af.last
+        made = of_part(keep(value.expression), value.type, value.nullable)
+    elif isinstance(call, exp.Lag):
         offset = call.args.get("offset") or exp.Literal.number(1)
         if not isinstance(offset, exp.Literal) or not offset.is_int:
             raise SqlError("LAG takes a literal for the number of rows", over)
@@ -109,9 +124,17 @@ def _over(compiler: Compiler, relation: Relation, over: exp.Window, key: str) ->
         made = of_part(af.collect(value.expression), kind, True)
         lag = v.apply(partial(_before, size), made.result, name="lag", gives_none=True)
         made = replace(made, result=Case(((lag.is_null(), default.expression),), lag[0]))
+    elif isinstance(call, exp.Lead):
+        raise SqlError(
+            "LEAD needs a row that follows, which is not there yet; write LAG, which gives the "
+            "same pairs of rows when the later row is there",
+            over,
+        )
     elif isinstance(call, _NOT_RUNNING) or not is_aggregate(call):
         raise SqlError(
-            f"{call.sql()} OVER is not supported; write an aggregate, LAG or ROW_NUMBER()", over
+            f"{call.sql()} OVER is not supported; write an aggregate, FIRST_VALUE, LAST_VALUE, "
+            "LAG, RANK() or ROW_NUMBER()",
+            over,
         )
     else:
         made = compile_aggregate(call, scope, compiler.functions)
@@ -125,19 +148,34 @@ def _over(compiler: Compiler, relation: Relation, over: exp.Window, key: str) ->
     return replace(rows, reads={**rows.reads, key: result}, is_plain=False)
 
 
-_NOT_RUNNING = (
-    exp.CumeDist,
-    exp.DenseRank,
-    exp.FirstValue,
-    exp.IgnoreNulls,
-    exp.LastValue,
-    exp.Lead,
-    exp.NthValue,
-    exp.Ntile,
-    exp.PercentRank,
-    exp.Rank,
-    exp.RespectNulls,
-)
+_NOT_RUNNING = (exp.CumeDist, exp.NthValue, exp.Ntile, exp.PercentRank)
+
+
+class Rank(AggregateFunction[Row, tuple[int, int, Any], int]):
+    """Computes the rank of the last row. The accumulator is (rows, rank, order of the last row)."""
+
+    def __init__(self, order: tuple[Expr[Any], ...], dense: bool) -> None:
+        self.order, self.dense = order, dense
+        self._parts = [compile_row(one) for one in order]
+
+    def create_accumulator(self) -> tuple[int, int, Any]:
+        return 0, 0, None
+
+    def add(self, value: Row, accumulator: tuple[int, int, Any]) -> tuple[int, int, Any]:
+        rows, rank, last = accumulator
+        order = [part(value) for part in self._parts]
+        if order != last:
+            rank = rank + 1 if self.dense else rows + 1
+        return rows + 1, rank, order
+
+    def get_result(self, accumulator: tuple[int, int, Any]) -> int:
+        return accumulator[1]
+
+    def merge(self, a: Any, b: Any) -> Any:
+        raise NotImplementedError("a rank is of rows in their order")
+
+    def __repr__(self) -> str:
+        return f"{'dense_' * self.dense}rank{self.order!r}"
 
 
 def _before(rows: int, values: list[Any]) -> list[Any] | None:

@@ -1,4 +1,5 @@
-"""Rewrites clauses of SELECT by other clauses: QUALIFY, IN and EXISTS with a query, GROUPING SETS.
+"""Rewrites clauses by other clauses: QUALIFY, WINDOW, IN and EXISTS with a query, GROUPING SETS,
+INTERSECT and EXCEPT.
 
 The tree of a query with one of these clauses becomes the tree of a query without it. Nodes keep
 their places in the text. Names that the rewriting adds begin with `$`.
@@ -17,7 +18,7 @@ from aioflow.sql.aggregates import is_aggregate
 from aioflow.sql.bound import aggregates_in, conjuncts
 from aioflow.sql.errors import SqlError
 
-__all__ = ["HIDDEN", "STAYS", "distinct_of", "rewritten"]
+__all__ = ["HIDDEN", "STAYS", "distinct_of", "of_both_sides", "rewritten"]
 
 HIDDEN = "$"
 """Prefix of the names of relations whose columns `*` leaves out."""
@@ -26,9 +27,11 @@ STAYS = "stays"
 
 
 def rewritten(node: exp.Select) -> exp.Query:
-    """Returns an equivalent query without QUALIFY, IN and EXISTS with a query, and GROUPING SETS.
-    Raises SqlError.
+    """Returns an equivalent query without QUALIFY, WINDOW, IN and EXISTS with a query, and GROUPING
+    SETS. Raises SqlError.
     """
+    if node.args.get("windows"):
+        node = _without_windows(node)
     if node.args.get("qualify"):
         return _without_qualify(node)
     node = _without_queries(node)
@@ -39,6 +42,44 @@ def rewritten(node: exp.Select) -> exp.Query:
 def distinct_of(node: exp.Query) -> exp.Select:
     """Returns the query SELECT DISTINCT * FROM `node`."""
     return _select([exp.Star()], exp.Subquery(this=node), distinct=exp.Distinct())
+
+
+def of_both_sides(node: exp.SetOperation) -> exp.Select:
+    """Returns the query of INTERSECT or EXCEPT: the groups of equal rows, by the sides they have.
+
+    GROUP BY takes NULLs as equal, as both do.
+    """
+    what = type(node).__name__.upper()
+    if not node.args.get("distinct"):
+        raise SqlError(f"{what} ALL is not supported; write {what}", node.expression)
+    side = exp.Column(this=_name(f"{HIDDEN}side"))
+    sides = [
+        _select(
+            [exp.Star(), exp.Alias(this=exp.Literal.number(number), alias=_name(side.name))],
+            exp.Subquery(this=query.copy(), alias=exp.TableAlias(this=_name("a side"))),
+        )
+        for number, query in enumerate((node.left, node.right))
+    ]
+    both = exp.Subquery(this=exp.Union(this=sides[0], expression=sides[1], distinct=False))
+    first, second = (
+        exp.Filter(
+            this=exp.Count(this=exp.Star()),
+            expression=exp.Where(this=exp.EQ(this=side, expression=exp.Literal.number(number))),
+        )
+        for number in range(2)
+    )
+    compare = exp.GT if isinstance(node, exp.Intersect) else exp.EQ
+    return _select(
+        [exp.Star(except_=[side])],
+        both,
+        group=exp.Group(all=True),
+        having=exp.Having(
+            this=exp.And(
+                this=exp.GT(this=first, expression=exp.Literal.number(0)),
+                expression=compare(this=second, expression=exp.Literal.number(0)),
+            )
+        ),
+    )
 
 
 def _select(items: Sequence[exp.Expr], source: exp.Expr, **clauses: Any) -> exp.Select:
@@ -85,6 +126,37 @@ def _without_qualify(node: exp.Select) -> exp.Select:
     star = exp.Star(except_=[exp.Column(this=_name(name)) for name in names]) if names else None
     source = exp.Subquery(this=inner, alias=exp.TableAlias(this=_name("qualified")))
     return _select([star or exp.Star()], source, where=exp.Where(this=condition), distinct=distinct)
+
+
+# WINDOW.
+
+
+def _without_windows(node: exp.Select) -> exp.Select:
+    """Returns the query with each OVER in full that names a definition of WINDOW."""
+    made = node.copy()
+    defined: dict[str, exp.Expr] = {}
+
+    def complete(over: exp.Expr) -> None:
+        name = over.args.get("alias")
+        if name is None:
+            return
+        base = defined.get(name.name.casefold())
+        if base is None:
+            known = ", ".join(defined) or "none"
+            raise SqlError(f"WINDOW does not define {name.name!r}; there are {known}", name)
+        for part in ("partition_by", "order", "spec"):
+            if base.args.get(part) and not over.args.get(part):
+                over.set(part, exp.Window(this=None, **{part: base.args[part]}).copy().args[part])
+        over.set("alias", None)
+
+    for one in made.args.pop("windows"):
+        complete(one)
+        defined[one.name.casefold()] = one
+    qualify = made.args.get("qualify")
+    for part in [*made.expressions, *([qualify] if qualify else [])]:
+        for over in part.find_all(exp.Window):
+            complete(over)
+    return made
 
 
 # IN and EXISTS.
@@ -312,6 +384,13 @@ def _of_set(node: exp.Select, keys: Keys, all_keys: Sequence[exp.Expr]) -> exp.S
     absent = [one for one in (_unified(one, tables) for one in all_keys) if one not in given]
 
     def nulled(one: exp.Expr) -> exp.Expr:
+        if isinstance(one, exp.Grouping | exp.GroupingId):
+            bits = 0
+            for key in (_unified(part, tables) for part in one.expressions):
+                if key not in given and key not in absent:
+                    raise SqlError("GROUPING takes columns of GROUP BY", one)
+                bits = 2 * bits + (key in absent)
+            return exp.Literal.number(bits)
         if _unified(one, tables) in absent:
             return exp.Null()
         if is_aggregate(one):

@@ -512,6 +512,12 @@ class QueryWriter:
             "SUM(i)", "COUNT(*)", "COUNT(s)", "MIN(n)", "MAX(f)", "AVG(i)", "COUNT(DISTINCT s)",
             "MAX(s)", "SUM(n) FILTER (WHERE b)", "SUM(DISTINCT j)", "BOOL_OR(b)", "STDDEV_POP(n)",
         ]  # fmt: skip
+        ranks = ["RANK()", "DENSE_RANK()"]
+        calls += [*ranks, *ranks]
+        ordered = [
+            "ROW_NUMBER()", "LAG(i)", "LAG(s, 2)", "LAG(n, 1, -5)", "FIRST_VALUE(i)",
+            "LAST_VALUE(i)", "FIRST_VALUE(s IGNORE NULLS)", "LAST_VALUE(i IGNORE NULLS)",
+        ]  # fmt: skip
         frames = [
             "ORDER BY ts", "ORDER BY ts, id", "ORDER BY ts, id DESC", "ORDER BY ts, n",
             "ORDER BY ts, id ROWS BETWEEN 2 PRECEDING AND CURRENT ROW",
@@ -520,17 +526,28 @@ class QueryWriter:
             "ORDER BY ts RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW",
             "ORDER BY ts, id ROWS BETWEEN CURRENT ROW AND CURRENT ROW",
         ]  # fmt: skip
-        items = []
+        items: list[str] = []
+        windows: list[str] = []
         for number in range(self.draw.randrange(1, 4)):
             keys = self.draw.choice(["", "PARTITION BY i ", "PARTITION BY s, b "])
             call, frame = self.draw.choice(calls), self.draw.choice(frames)
             if self.draw.random() < 0.25:
-                call = self.draw.choice(["ROW_NUMBER()", "LAG(i)", "LAG(s, 2)", "LAG(n, 1, -5)"])
+                call = self.draw.choice(ordered)
                 frame = "ORDER BY ts, id"
+                if "VALUE" in call:
+                    frame += self.draw.choice(["", " ROWS 2 PRECEDING"])
+            if call in ranks:
+                frame = self.draw.choice(["ORDER BY ts", "ORDER BY ts, i", "ORDER BY ts, b"])
             form = self.draw.choice(["{}", "{}", "COALESCE({}, NULL)", "{} IS NULL"])
-            items.append(f"{form.format(f'{call} OVER ({keys}{frame})')} AS c{number}")
+            if self.draw.random() < 0.2:
+                windows.append(f"w{number} AS ({keys}{frame})")
+                over = f"w{number}"
+            else:
+                over = f"({keys}{frame})"
+            items.append(f"{form.format(f'{call} OVER {over}')} AS c{number}")
         text = f"SELECT id, {', '.join(items)} FROM x "
-        tail = self.where()
+        tail, named = self.where(), f" WINDOW {', '.join(windows)}" if windows else ""
+        tail = Text(tail.ours + named, tail.duck + named)
         if self.draw.random() < 0.3:  # Windows of the rows, which keep their time.
             before = f"SELECT id % 3 AS k, COUNT(*) AS n, MAX(c0) AS m FROM ({text}"
             return Text(*(f"{before}{one}) AS q GROUP BY id % 3" for one in (tail.ours, tail.duck)))
@@ -679,6 +696,7 @@ class QueryWriter:
             for _ in range(self.draw.randrange(1, 3))
         ]
         items = ["COALESCE(i, -9) AS k" if key == "i" else key for key in keys]
+        items.append(f"GROUPING({', '.join(self.draw.sample(keys, 2))}) AS g")
         having = self.draw.choice([" HAVING COUNT(*) > 1", " HAVING COUNT(*) > 0"])
         return Text(*(
             f"SELECT {', '.join([*items, *(f'{one} AS c{n}' for n, one in enumerate(given))])} "
@@ -707,9 +725,10 @@ class QueryWriter:
 
     def together(self) -> Text:
         first, second, third = self.changing(1), self.changing(1), self.changing(0)
-        way = self.draw.choice(["UNION", "UNION", "UNION ALL"])
+        way = self.draw.choice(["UNION", "UNION", "UNION ALL", "EXCEPT", "INTERSECT"])
+        other = self.draw.choice(["UNION", "UNION", "EXCEPT", "INTERSECT"])
         return Text(*(
-            f"SELECT k, m, s FROM ({a}) AS p UNION SELECT m, a, s FROM ({b}) AS q "
+            f"SELECT k, m, s FROM ({a}) AS p {other} SELECT m, a, s FROM ({b}) AS q "
             f"{way} SELECT k, a, s FROM ({c}) AS r"
             for a, b, c in ((first.ours, second.ours, third.ours),
                             (first.duck, second.duck, third.duck))

@@ -516,13 +516,13 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
         ("SELECT item, count(*) FROM bids GROUP BY item EMIT FINAL", "there is no EMIT", "EMIT"),
         (
             "SELECT item FROM bids INTERSECT SELECT item FROM sellers",
-            "INTERSECT is not supported; write WHERE EXISTS",
-            "SELECT",
+            "the rows of INTERSECT change with the rows of both sides; give updates=True",
+            "item FROM sellers",
         ),
         (
-            "SELECT item FROM bids EXCEPT SELECT item FROM sellers",
-            "EXCEPT is not supported; write WHERE NOT EXISTS",
-            "SELECT",
+            "SELECT item FROM bids EXCEPT ALL SELECT item FROM sellers",
+            "rows of EXCEPT change",
+            "item FROM sellers",
         ),
         (
             "SELECT 1 FROM bids b WHERE NOT EXISTS (SELECT 1 FROM sellers s WHERE s.item = b.item)",
@@ -584,7 +584,16 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
         ),
         ("SELECT * EXCEPT (item) FROM (SELECT item FROM bids)", "leaves out all columns", "*"),
         ("SELECT count(*) FROM bids GROUP BY item WITH ROLLUP", "write ROLLUP (a, b)", ""),
-        ("SELECT count(*) FROM bids GROUP BY ALL", "write the columns", ""),
+        (
+            "SELECT count(*), GROUPING(price) FROM bids GROUP BY ROLLUP (item)",
+            "GROUPING takes columns of GROUP BY",
+            "",
+        ),
+        (
+            "SELECT sum(price) OVER v FROM bids WINDOW w AS (ORDER BY ts)",
+            "WINDOW does not define 'v'; there are w",
+            "v FROM",
+        ),
         ("SELECT * EXCEPT (prize) FROM bids", "no column 'prize'; did you mean price?", "prize"),
         (
             "SELECT item, count(*) FROM bids GROUP BY ROLLUP (1)",
@@ -597,8 +606,13 @@ async def test_a_name_is_found_exactly_first_then_without_case() -> None:
             "sum",
         ),
         ("SELECT sum(price) OVER (ORDER BY ts DESC) FROM bids", "OVER is only supported in", "sum"),
-        ("SELECT RANK() OVER (ORDER BY ts) FROM bids", "RANK() OVER is not supported", "RANK"),
-        ("SELECT LEAD(price) OVER (ORDER BY ts) FROM bids", "OVER is not supported", "LEAD"),
+        ("SELECT NTILE(2) OVER (ORDER BY ts) FROM bids", "OVER is not supported", "NTILE"),
+        ("SELECT LEAD(price) OVER (ORDER BY ts) FROM bids", "write LAG, which gives", "LEAD"),
+        (
+            "SELECT LAG(price IGNORE NULLS) OVER (ORDER BY ts) FROM bids",
+            "only known for FIRST_VALUE and LAST_VALUE",
+            "LAG",
+        ),
         (
             "SELECT sum(price) OVER (ORDER BY ts ROWS BETWEEN CURRENT ROW AND 1 FOLLOWING) "
             "FROM bids",

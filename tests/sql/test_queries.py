@@ -49,6 +49,17 @@ QUERIES = [
     "HAVING COUNT(*) > 1",
     "SELECT b, i, s, MAX(n) AS m FROM x GROUP BY b, GROUPING SETS ((i, s), s)",
     "SELECT i + 1 AS k, b, COUNT(*) AS c FROM x GROUP BY CUBE (i + 1, b) HAVING COUNT(*) > 0",
+    "SELECT x.i, s, COUNT(*) AS c, GROUPING(i, x.s) AS g FROM x GROUP BY CUBE (i, s) "
+    "HAVING GROUPING(i) = 0",
+    "SELECT i + 1 AS k, b, COUNT(*) + SUM(n) AS c FROM x GROUP BY ALL",
+    "SELECT i FROM x UNION SELECT n FROM x EXCEPT SELECT i FROM y INTERSECT SELECT j FROM x ",
+    "SELECT i, COUNT(*) AS c FROM x GROUP BY i INTERSECT SELECT i, COUNT(*) FROM x WHERE b OR "
+    "n > 1 GROUP BY i",
+    "SELECT COUNT(*) AS c FROM (SELECT i FROM x EXCEPT SELECT j FROM x WHERE b)",
+    "SELECT id, SUM(i) OVER (v ROWS 1 PRECEDING) AS t, COUNT(*) OVER u AS c FROM x WINDOW w "
+    "AS (PARTITION BY s), v AS (w ORDER BY ts, id), u AS (w ORDER BY ts)",
+    "SELECT x.id FROM x WINDOW w AS (PARTITION BY i ORDER BY n DESC, id) "
+    "QUALIFY ROW_NUMBER() OVER w <= 2",
 ]
 """Queries with the clauses that other clauses express."""
 
