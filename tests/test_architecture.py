@@ -31,6 +31,8 @@ LONG_ALLOWED = {
 DECISIONS = tuple(
     f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))
 )
+MERGE_MARK = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+
 PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/behaviours.md", *DECISIONS)
 """Pages that send a reader to files, such as `task/chain.py`, and to names."""
 
@@ -566,6 +568,12 @@ def test_page_names_files_that_exist(page: str) -> None:
         if not any([*ROOT.glob(name), *PACKAGE.glob(name)])
     ]
     assert not lost, f"{page} names files that are not there: moved, or spelled wrongly?"
+
+
+def test_pages_have_no_marks_of_a_merge() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    marked = [page for page in pages if MERGE_MARK.search(page.read_text(encoding="utf-8"))]
+    assert not marked, "keep one of both sides, and remove the lines with <<<<<<< and >>>>>>>"
 
 
 def test_check_for_named_files_leaves_other_words_alone() -> None:
