@@ -275,7 +275,7 @@ def store_url(where: str | PathLike[str], option: str) -> str:
             "from the environment"
         )
     if not colon:
-        if url_scheme(where):
+        if isinstance(where, PathLike) and url_scheme(where):
             raise ValueError(
                 f"{option} is {where!r}: a Path is of this machine and loses a slash of a URL, "
                 "expected the URL as a text"

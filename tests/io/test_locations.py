@@ -134,6 +134,14 @@ def test_a_store_that_is_given_as_a_path_is_refused(option: str, path: str) -> N
 
 
 @pytest.mark.parametrize("option", ["checkpoints", "restore"])
+@pytest.mark.parametrize("text", ["s3:/bucket/x", "gs:/bucket/x", "file:/x", "memory:x"])
+def test_a_store_whose_url_lacks_a_slash_is_refused(option: str, text: str) -> None:
+    scheme = text.partition(":")[0]
+    with pytest.raises(ValueError, match=f"the scheme is written {scheme}://"):
+        parse_options({option: text})
+
+
+@pytest.mark.parametrize("option", ["checkpoints", "restore"])
 def test_a_store_of_an_unknown_scheme_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match="stores have the schemes"):
         parse_options({option: "hdfs://name/x"})
