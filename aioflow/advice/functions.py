@@ -127,6 +127,12 @@ def check_function_class(function: Any) -> None:
     Also logs a warning for probable mistakes. Other values pass.
     """
     cls = function if isinstance(function, type) else type(function)
+    if isinstance(function, type) and (needed := _required_arguments(cls)):
+        given = ", ".join(f"{name}=..." for name in needed)
+        raise GraphError(
+            f"{cls.__name__}() needs {', '.join(needed)}, and the engine makes an object of a "
+            f"class without arguments: give an object, {cls.__name__}({given})"
+        )
     contract = _contract(cls)
     own = {
         name: method
@@ -176,6 +182,16 @@ def check_function_class(function: Any) -> None:
             *half,
             other,
         )
+
+
+def _required_arguments(cls: type) -> list[str]:
+    """Returns the parameters of the constructor that have no default."""
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except (TypeError, ValueError):  # There is no signature, so nothing is known.
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.kind not in optional and one.default is one.empty]
 
 
 def _contract(cls: type) -> dict[str, FunctionType]:

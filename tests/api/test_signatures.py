@@ -473,6 +473,27 @@ def test_a_method_that_must_be_there_and_is_spelled_otherwise_is_refused(
     assert str(caught.value).startswith(told), caught.value
 
 
+class Limited(af.KeyedProcessFunction[int, int, int]):
+    def __init__(self, limit: int, *, name: str, unit: str = "cents") -> None:
+        self.limit = limit
+
+    def process_element(self, value: int, ctx: af.ProcessContext) -> list[int]:
+        return [value] if value < self.limit else []
+
+
+def test_a_class_whose_constructor_needs_arguments_is_refused() -> None:
+    with pytest.raises(af.GraphError) as caught:
+        keyed().process(Limited)
+    assert str(caught.value) == (
+        "Limited() needs limit, name, and the engine makes an object of a class without "
+        "arguments: give an object, Limited(limit=..., name=...)"
+    )
+
+
+async def test_an_object_of_such_a_class_is_used() -> None:
+    assert await keyed().process(Limited(2, name="low")).collect() == [1]
+
+
 class Adapted(af.KeyedProcessFunction[int, int, int]):
     """Objects of this class have attributes that the class lacks."""
 
