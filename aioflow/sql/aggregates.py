@@ -153,7 +153,9 @@ class Moments(Distinct):
 
 
 def spread(moments: list[Any], *, sample: bool, root: bool) -> float | None:
-    """Returns the variance, or its root with `root`. Returns None if there are too few values."""
+    """Returns the variance from the results of `Moments`, or its square root with `root`. `sample`
+    selects the sample variance. Returns None if there are too few values.
+    """
     count, _, squares = moments
     if count <= sample:
         return None
@@ -240,7 +242,9 @@ class _Call:
 
     @property
     def present(self) -> Expr[Any] | None:
-        """The condition that a row is included: its value is not NULL, and FILTER is true."""
+        """Condition for including a row: its value is not NULL, and FILTER is true. None includes
+        all rows.
+        """
         if not self.of.nullable:
             return self.where
         present: Expr[Any] = Unary("~", self.of.expression.is_null())
@@ -263,8 +267,8 @@ def of_part(
     nullable: bool,
     finish: Callable[[Expr[Any]], Expr[Any]] | None = None,
 ) -> Aggregate:
-    """Returns an aggregate with a single part. `finish` computes the value from the result of the
-    part; None means that they are equal.
+    """Returns an aggregate with a single part. `finish` computes the aggregate's value from the
+    result of the part. None means that the value is this result.
     """
     result: Expr[Any] = Column(repr(part))
     return Aggregate(kind, nullable, {repr(part): part}, finish(result) if finish else result)
@@ -302,8 +306,8 @@ def _mean(call: _Call) -> Aggregate:
 
 
 def _direct(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
-    """Returns the function that compiles calls of `aggregate`, which itself skips None and returns
-    None if there is no value.
+    """Returns the function that compiles calls of `aggregate`. The aggregate itself must skip None,
+    and return None if there is no value.
     """
 
     def make(call: _Call) -> Aggregate:
@@ -314,8 +318,8 @@ def _direct(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
 
 
 def _present(aggregate: Callable[..., Any]) -> Callable[[_Call], Aggregate]:
-    """Returns the function that compiles calls of `aggregate`, which skips None only if `where=`
-    excludes it.
+    """Returns the function that compiles calls of `aggregate`. The aggregate itself does not skip
+    None, so the call excludes None with `where=`.
     """
 
     def make(call: _Call) -> Aggregate:

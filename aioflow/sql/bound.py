@@ -65,8 +65,8 @@ LEGACY = {
     for kind in ("TUMBLE", "HOP", "SESSION")
     for part, field in (("", ""), ("_START", START), ("_END", END), ("_ROWTIME", TIME))
 }
-"""Functions for windows in GROUP BY and SELECT, by name: the kind of the window, and the field that
-the function reads.
+"""Maps the name of a window function in GROUP BY or SELECT to the kind of the window and the name
+of the field that the function reads. Functions of GROUP BY read no field, so their field is "".
 """
 
 
@@ -77,11 +77,11 @@ MIRRORED: dict[type[exp.Expr], type[exp.Binary]] = {
     exp.GTE: exp.LTE,
     exp.EQ: exp.EQ,
 }
-"""Comparison -> the comparison with the same meaning after its operands are exchanged."""
+"""Maps a comparison to the one that has the same meaning after the operands are exchanged."""
 
 
 class Keys(Scope):
-    """The scope of bound names, which are keys of fields."""
+    """The scope of bound expressions, in which each name is the key of a field."""
 
     def __init__(self, fields: Iterable[Field], is_open: bool, missing: str = "") -> None:
         self._by_key = {field.key: field for field in fields}
@@ -158,7 +158,8 @@ def replaced(
 ) -> exp.Expr:
     """Returns `node` with a column in place of each aggregate, and of each expression of GROUP BY.
 
-    `legacy` is the call in GROUP BY that makes windows, such as TUMBLE(...), if there is one.
+    `trees` has each such expression with the key of its column. `legacy` is the call in GROUP BY
+    that makes windows, such as TUMBLE(...); None if there is none.
     """
 
     def place(one: exp.Expr) -> exp.Expr:
@@ -182,7 +183,7 @@ def rank_limit(entry: exp.Expr, conditions: list[exp.Expr]) -> tuple[str, int] |
     """Returns the name of the ROW_NUMBER() column of the subquery `entry`, and the highest rank
     that the outer query reads. Returns None if `conditions` do not limit the rank.
 
-    Removes the condition from `conditions` if this limit says all of it.
+    Removes the condition that limits the rank from `conditions`, unless it also sets a lower bound.
     """
     inner = entry.unnest()
     if not isinstance(inner, exp.Select):
@@ -217,7 +218,7 @@ def unused(name: str, taken: Any) -> str:
 
 
 class Compiler:
-    """Compiles bound expressions over the fields of a relation, with the arguments of `sql`."""
+    """Compiles bound expressions over the fields of a relation. Holds the arguments of `sql`."""
 
     def __init__(self, flow: Any, functions: Functions, ttl: Any, updates: bool | str) -> None:
         self.flow = flow
@@ -225,7 +226,9 @@ class Compiler:
         self.ttl = ttl
         self.updates = updates
         self.shared: dict[tuple[str, ...], Any] = {}
-        """Streams of the results of GROUP BY, by everything that determines a stream."""
+        """Streams of the results of GROUP BY. The key of a stream is the repr of its inputs, its
+        grouping key, its windows, its aggregates and its time to live.
+        """
 
     def compile(self, node: exp.Expr, relation: Relation) -> Scalar:
         """Returns the compiled expression, which reads fields by their keys."""

@@ -59,10 +59,10 @@ from aioflow.sql.types import (
 __all__ = ["CreatedTable", "connectors", "options_of"]
 
 TEXTS = {"lines", "socket", "websocket"}
-"""Connectors of texts. A text is a JSON object with the columns, or the only column, a STRING."""
+"""Connectors of texts. Each text is a JSON object of the columns, or the value of a sole STRING."""
 
 CHANGES = {"mysql_changes", "postgres_changes"}
-"""Connectors of tables whose rows change. PRIMARY KEY identifies a row."""
+"""Connectors that read changes of rows. PRIMARY KEY identifies a row."""
 
 TYPED = {"delta", "iceberg", "mysql", "parquet", "postgres", *CHANGES}
 """Connectors whose times are `datetime` objects, and whose decimals are Decimals. With other
@@ -76,26 +76,26 @@ NO_TABLES = {"drop_postgres_slot", "push"}
 """Functions of `aioflow.io` that take texts, but neither read nor write a table."""
 
 DEBEZIUM = "debezium_json"
-"""The format of the changes of rows, in messages of brokers and in texts."""
+"""The name of the format for changes of rows, in messages of brokers and in texts."""
 
 SCHEMAS = ("avro", "json_schema", "protobuf")
-"""Formats of `aioflow.io.formats`."""
+"""Formats of `aioflow.io.formats` that need a schema."""
 
 BUILT: dict[str, Callable[..., Any]] = {
     "RollPolicy": lambda **given: io.RollPolicy(**given),
     "SchemaRegistry": lambda **given: io.SchemaRegistry(**given),
 }
-"""Classes of arguments, whose own parameters are options with a dot, as in `roll.age_ms`."""
+"""Builds arguments by the name of their class. Options with a dot (`roll.age_ms`) set the parts."""
 
 _TEXT = re.compile(
     r"str|int|float|bool|Duration|(Lake)?Mode|Deletes|On(Error|Cascade)"
     r"|(Sequence|Mapping)\[.*str.*\]"
 )
-"""The annotations of parameters whose arguments can be given as text."""
+"""Matches the annotations of parameters whose arguments can be given as text."""
 
 _SECRET = re.compile(r"\$\{(\w+)\}")
 _WORDS = re.compile(r"[A-Za-z]+([-._][A-Za-z]+)*")
-"""A plain word such as localhost, which error messages show even if the environment gives it."""
+"""Matches a plain word such as localhost. Error messages show it even if it is from a variable."""
 _HINTS: dict[SqlType, Any] = {
     BOOLEAN: bool,
     INTEGER: int,
@@ -159,7 +159,7 @@ def _value(kinds: Sequence[str], text: str) -> Any:
 
 @dataclass(slots=True, eq=False)
 class _Options:
-    """The options of WITH and their places in the text, for calls of a connector and its format."""
+    """The options of WITH not yet used, with their places in the text of the query."""
 
     node: CreateTable
     places: dict[str, exp.Expr] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class _Options:
         return found
 
     def arguments(self, known: Mapping[str, Sequence[str]], prefix: str = "") -> dict[str, Any]:
-        """Removes the options in `known` that are given, and returns them as arguments."""
+        """Removes the given options that `known` names, and returns their values as arguments."""
         found: dict[str, Any] = {}
         for name in [one for one in self.texts if one.startswith(prefix)]:
             first, dot, rest = name.removeprefix(prefix).partition(".")
@@ -239,8 +239,8 @@ class _Options:
         return self.call(BUILT[kind], self.arguments(known, f"{name}."), self.place(name))
 
     def call(self, function: Callable[..., Any], given: dict[str, Any], place: exp.Expr) -> Any:
-        """Calls the function of a connector. Its errors become SqlErrors at the option that they
-        name.
+        """Calls the function of a connector. An error becomes an SqlError at the option that its
+        message names, or else at `place`.
         """
         try:
             return function(**given)
@@ -307,7 +307,7 @@ class CreatedTable:
             )
         self.connector = given
         self.is_of_changes = given in CHANGES or self._option("format") == DEBEZIUM
-        """Whether the rows of the table change, so that PRIMARY KEY identifies a row."""
+        """Whether the table is read as changes of rows, which PRIMARY KEY identifies."""
         self.columns = self._columns()
         self.key = self._key()
         if self.is_of_changes:
@@ -375,7 +375,7 @@ class CreatedTable:
     # The connector.
 
     def _arguments(self, options: _Options) -> dict[str, Any]:
-        """Returns the arguments of the connector that the options give. Raises SqlError."""
+        """Returns the arguments for the connector from the options. Raises SqlError."""
         known = dict(options_of(self.connector))
         known.pop("fn", None)
         name = options.texts.get("format")
@@ -472,7 +472,7 @@ class CreatedTable:
         return replace(made, stream=stream, times=times, is_plain=names is not None)
 
     def _changing(self, made: Relation, stream: Any, decode: Any) -> Relation:
-        """Returns the latest rows of a table. `decode`, if any, converts elements to changes."""
+        """Returns the latest rows of a table. `decode`, if given, converts elements to changes."""
         names, key = tuple(one.field.key for one in self.physical), tuple(self.key)
         source = self._compiler.flow.graph.nodes[stream.upstreams[0].node_id]
         rows = stream.flat_map(
@@ -487,7 +487,7 @@ class CreatedTable:
         return DebeziumJson(tuple(self.key), CheckedRow(self._attributes, self._type(), {}, None))
 
     def _source(self) -> tuple[Any, list[str] | None]:
-        """Returns the source or sink, and the columns if records are of a class, else None."""
+        """Returns the source or sink, and the names of the columns; None if records are dicts."""
         names = [one.field.name for one in self.physical]
         if self.connector in ("http", "webhook"):  # The table reads the JSON, by its types.
             return self._made({"decode": "bytes"}), None
@@ -512,7 +512,7 @@ class CreatedTable:
         return options.texts.get(name, "").lower()
 
     def _type(self) -> Any:
-        """Returns the class that checks and holds the records, None if the format needs none."""
+        """Returns the class that checks and holds the records, or None if none is needed."""
         if self._option("format") in ("avro", "protobuf"):
             return None
         text = str if self.connector == "csv" else int | str
@@ -537,7 +537,7 @@ class CreatedTable:
 
     @property
     def _attributes(self) -> dict[str, str]:
-        """The attribute of the records' class for each column: its name, if Python allows it."""
+        """Maps a column to its attribute in the records' class, of the same name if possible."""
         names = [one.field.name for one in self.physical]
         return {
             name: name
@@ -547,8 +547,8 @@ class CreatedTable:
         }
 
     def _decoder(self) -> Callable[[Any], Any] | None:
-        """Returns the function that converts an element to a row, or to a change if the rows of the
-        table change. Returns None if no conversion is needed.
+        """Returns the function that converts an element to a row, or to a change if the table is
+        read as changes. Returns None if no conversion is needed.
         """
         checked = CheckedRow(self._attributes, self._type(), {}, None)
         if self.is_of_changes:
@@ -602,7 +602,7 @@ class CreatedTable:
             self._lateness()
 
     def _lateness(self) -> tuple[str, int]:
-        """Returns the column of event time, and by how many ms rows may be late."""
+        """Returns the name of the event time column, and by how many ms rows may be late."""
         column, value = self.node.args["watermark"]
         name = self._column(column, physical=False).field.name
         late = 0
@@ -694,8 +694,8 @@ class CreatedTable:
         return made
 
     def _columns_of(self, relations: Sequence[Relation]) -> list[str]:
-        """Returns the columns that INSERTs write. A database fills the others with their defaults,
-        so all INSERTs must write the same: NULL would override a default.
+        """Returns the columns that INSERTs write; the database fills the others with defaults. All
+        INSERTs must write the same columns, because NULL would override a default.
         """
         keys = [{field.key for field in one.fields} for one in relations]
         names = [f.name for f in self.fields if f.key in set().union(*keys)]
@@ -717,7 +717,7 @@ class CreatedTable:
         return replace(one, fields=fields, reads={**one.reads, **nulls})
 
     def written(self, found: Relation, into: exp.Insert) -> Relation:
-        """Returns the rows of a query as rows of this table, whose columns they fill in order."""
+        """Converts the rows of a query to rows of this table. Fills the columns in their order."""
         columns = into.this.expressions if isinstance(into.this, exp.Schema) else ()
         targets = [self._column(one) for one in columns] or self.physical
         place = into.expression

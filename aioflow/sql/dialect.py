@@ -40,7 +40,7 @@ DURATIONS = ("SIZE", "SLIDE", "STEP", "GAP", "OFFSET")
 
 
 STATEMENT_SETS = (["BEGIN", "STATEMENT", "SET", ";"], ["EXECUTE", "STATEMENT", "SET", "BEGIN"])
-"""The beginnings of a set of INSERTs."""
+"""The tokens that begin a set of INSERTs."""
 
 
 class WindowTable(exp.Expression):
@@ -80,7 +80,7 @@ class CreateTable(exp.Expression):
 
 
 class Explain(exp.Expression):
-    """EXPLAIN, with the statement as `this`."""
+    """An EXPLAIN. `this` is the statement that it explains."""
 
     arg_types: ClassVar[dict[str, bool]] = {"this": True}
 
@@ -284,7 +284,7 @@ class StreamingSql(Dialect):
 
         def _placed(self, parse: Any, *args: Any, **kwargs: Any) -> Any:
             """Returns the node that `parse` makes. If no part of the node has a place in the text,
-            the node gets one.
+            sets its place to that of the first token.
             """
             token = self._curr
             node = parse(*args, **kwargs)
@@ -403,8 +403,8 @@ def parse(text: str) -> list[exp.Expr]:
 
 
 def _with_maps(statement: exp.Expr) -> exp.Expr:
-    """Marks the word MAP of each MAP['key', value, ...] as not a column, because sqlglot reads the
-    text as an index into a column.
+    """Replaces the word MAP of each MAP['key', value, ...] by a node that is not a column. sqlglot
+    parses such a text as an index into a column named MAP.
     """
     for node in statement.find_all(exp.Bracket):
         word = node.this

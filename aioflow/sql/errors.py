@@ -9,7 +9,7 @@ from aioflow.core.errors import GraphError
 __all__ = ["SqlError", "span_of"]
 
 SHOWN_MAX = 400
-"""Maximum number of characters that are shown of a line."""
+"""Maximum number of characters of a line that a message shows."""
 
 
 def span_of(node: Any) -> tuple[int, int] | None:

@@ -60,8 +60,8 @@ LETTERS: dict[str, tuple[SqlType, ...]] = {
     "A": (),
     "C": (),
 }
-"""Letter -> the types that an argument may have. A and C accept any type; an argument C is
-converted to text.
+"""Maps the letter of a parameter to the types that its argument may have. A and C accept any type;
+an argument C is converted to text.
 """
 
 
@@ -70,8 +70,8 @@ class Builtin:
     """An SQL function. `parameters` has a letter of `LETTERS` for each parameter. Letters after "?"
     are optional parameters, and a final "*" repeats the last parameter.
 
-    `type` is the type of the result; None means the common type of the arguments N and A.
-    `nullable` is None if an argument that is NULL makes the result NULL.
+    `type` is the type of the result; None means the common type of the arguments whose letter is
+    N or A. `nullable` says whether the result may be NULL; None means only if an argument may be.
     """
 
     parameters: str

@@ -50,7 +50,9 @@ def pending_windows(
     node: exp.Expr,
     partition: tuple[str, ...] = (),
 ) -> Relation:
-    """Returns the relation with pending windows, which a later step applies."""
+    """Returns the relation with pending windows of a `kind` such as TUMBLE. A later step applies
+    them. `durations` are in ms, by name. `partition` has the keys of the fields of sessions.
+    """
     by_clock = time.key in relation.clock
     if not by_clock and not relation.has_time(time.key):
         known = ", ".join(relation.times or ())
@@ -98,8 +100,8 @@ def _assigner(kind: str, durations: Mapping[str, int], time: str, node: exp.Expr
 
 
 def applied(relation: Relation) -> Relation:
-    """Applies the pending windows: returns the relation with the bounds of its window as fields of
-    each record.
+    """Applies the pending windows. In the returned relation, each record has the bounds of its
+    window as fields.
     """
     pending = relation.pending
     if pending is None:
@@ -139,8 +141,8 @@ def applied(relation: Relation) -> Relation:
 
 
 def sessions_differ(relation: Relation, keys: Iterable[str]) -> bool:
-    """Returns whether there are pending sessions whose keys are not `keys` without the window
-    fields.
+    """Returns whether pending session windows are partitioned by other fields than `keys`. Window
+    fields in `keys` are ignored.
     """
     pending = relation.pending
     if pending is None or pending.kind != "SESSION":
@@ -156,8 +158,8 @@ def aggregate(
     having: list[exp.Expr],
     node: exp.Select,
 ) -> tuple[Relation, list[tuple[str, exp.Expr]], list[exp.Expr]]:
-    """Groups a relation, by windows if the keys include one. Without a window the groups are
-    running aggregates, whose rows change.
+    """Groups a relation by the keys `group`, which may include windows. Without a window the groups
+    are running aggregates, whose rows change.
 
     Returns the relation of the groups, and `items` and `having` as expressions over its fields.
     """
@@ -216,9 +218,10 @@ def aggregate(
 def _without_start(
     keys: list[exp.Expr], windows: Windows | None
 ) -> tuple[exp.Expr | None, list[exp.Expr]]:
-    """If both bounds of a window are keys, returns its start, and the keys without the start.
+    """Removes the start of a window from the keys if its end is a key too and all windows have the
+    same size. The end alone then identifies the window.
 
-    The end alone identifies a window of known size. In all other cases returns None and all keys.
+    Returns the start and the other keys. In all other cases returns None and all keys.
     """
     if windows is not None and windows.size is not None:
         bounds = [one for one in keys if is_key(one, (windows.start or "", windows.end))]
@@ -239,7 +242,9 @@ class _Grouping:
     bounded: bool
     """Whether a window bounds each group."""
     windows: Windows | None
-    """Windows whose bounds are fields of the records; None if the windows are pending."""
+    """Windows whose bounds are fields of the records. None if the windows are pending, or if there
+    are none.
+    """
     changes: bool
     """Whether rows of the relation may be replaced or deleted."""
     keys: list[exp.Expr]
@@ -261,7 +266,7 @@ class _Grouping:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Parts of all aggregates by name. Equal parts are computed once."""
+        """Engine aggregates that all SQL aggregates need, by name. Equal ones are computed once."""
         return {name: part for one in self.computed for name, part in one.parts.items()}
 
     def operator(self, compiler: Compiler, ttl: Any) -> Any:
@@ -343,7 +348,7 @@ class _Grouping:
         )
 
     def _with_key_windows(self, groups: Relation, windows: Windows) -> Relation:
-        """Returns `groups` with the windows whose bounds are keys."""
+        """Returns `groups` with the description of `windows`, whose bounds are among the keys."""
         fields, reads = groups.fields, dict(groups.reads)
         own = {one.name: f"$k{i}" for i, one in enumerate(self.keys) if isinstance(one, exp.Column)}
         if self.start is not None:
@@ -362,8 +367,8 @@ class _Grouping:
 def _with_time(relation: Relation) -> Relation:
     """Adds a step that fails at a record without the time column of the pending windows.
 
-    Windows use the timestamp of the record, so nothing else reads the column. A stream whose time
-    is a known column needs no such step.
+    Windows use the timestamp of the record, so no other step would notice that the column is
+    missing. A stream whose time is a known column needs no such step.
     """
     pending = relation.pending
     if pending is None or not pending.assigner.is_event_time or relation.times is not None:
@@ -406,7 +411,9 @@ def _legacy(relation: Relation, group: list[exp.Expr]) -> tuple[Relation, exp.Ex
 def _grouping_windows(
     relation: Relation, group: list[exp.Expr], place: exp.Expr
 ) -> tuple[bool, Windows | None]:
-    """Returns whether a window bounds the groups, and its `Windows`, None if they are pending."""
+    """Returns whether a window bounds the groups, and the applied windows. The latter are None if
+    the windows are pending, or if there are none.
+    """
     names = {one.name for one in group if isinstance(one, exp.Column)}
     if relation.pending and relation.pending.kind == "CUMULATE" and names & {START, END} == {START}:
         raise SqlError("the groups of CUMULATE need window_end among their columns", place)
@@ -417,7 +424,9 @@ def _grouping_windows(
 
 
 def _named(node: exp.Select, group: list[exp.Expr]) -> tuple[str, exp.Expr]:
-    """Returns the name of the clause that groups the rows of a query, and its place in the text."""
+    """Returns the name of the clause that groups the rows of a query, and the node to which errors
+    point.
+    """
     if node.args.get("distinct"):
         return "SELECT DISTINCT", node.expressions[0]
     return "GROUP BY" if group else "an aggregate", node.args.get("group") or node

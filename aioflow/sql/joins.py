@@ -41,7 +41,9 @@ class Condition:
     """The condition of one join, split into its parts."""
 
     equal: list[tuple[exp.Expr, exp.Expr]] = field(default_factory=list)
-    """Pairs of an expression of the left and one of the right relation that must be equal."""
+    """Pairs of expressions that must be equal, the first of the left and the second of the right
+    relation.
+    """
     times: list[exp.Expr] = field(default_factory=list)
     """Comparisons of the times of both sides."""
     lower: int | None = None
@@ -88,8 +90,8 @@ class Joins:
     def _pushed(
         self, relation: Relation, conditions: list[exp.Expr]
     ) -> tuple[Relation, list[exp.Expr]]:
-        """Filters a side of a join by the conditions that read only this side. Returns the other
-        conditions too.
+        """Filters a side of a join by the conditions that read only this side. Returns the
+        filtered side and the other conditions.
         """
         own = [one for one in conditions if _read(one) <= _keys(relation)]
         return self._rest(relation, own), [one for one in conditions if one not in own]
@@ -302,7 +304,9 @@ class Joins:
         return _nullable(replace(met, stream=made), left, right, keeps)
 
     def _ttl_of(self, side: Relation) -> Any:
-        """Returns the time to live of the rows of a side, None if they are kept for ever."""
+        """Returns the time to live of the rows of a side. None means that they are kept for ever,
+        or until they are deleted.
+        """
         return None if side.stays or side.identity is not None else self._ttl
 
     def _lookup(self, left: Relation, right: Table, join: exp.Join, split: Condition) -> Relation:
@@ -397,8 +401,8 @@ def _time_bound(node: Any, left: Relation, right: Relation) -> tuple[int | None,
 
 
 def _time(node: Any, relation: Relation) -> int | None:
-    """Returns the ms by which a time expression is later than the record's time, None if it does
-    not depend on this time.
+    """Returns the number of ms by which the time expression `node` is later than the record's
+    event time. Returns None if `node` is not the event time plus or minus a constant.
     """
     offset = 0
     while not isinstance(node, exp.Column):
@@ -416,8 +420,8 @@ def _time(node: Any, relation: Relation) -> int | None:
 
 
 def _times(relation: Relation, comparisons: Sequence[exp.Expr]) -> Mapping[str, int]:
-    """Returns the fields that follow event time. If the stream's fields of event time are not
-    known, returns the fields in `comparisons`.
+    """Returns the fields that follow event time, with their offsets as in `Relation.times`. If they
+    are not known, returns the fields in `comparisons` with the offset 0.
     """
     if relation.times is not None:
         return relation.times
@@ -448,7 +452,11 @@ def _identity_of_pairs(
     equal: Sequence[tuple[exp.Expr, exp.Expr]],
     keeps: tuple[bool, bool],
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Returns the fields that identify a pair; None and the reason if no fields do."""
+    """Returns the keys of the fields that identify a pair, and "". If no fields identify a pair,
+    returns None and the reason.
+
+    `keeps` says for each side whether rows without a partner are kept.
+    """
     one, other = left.identity, right.identity
     if one is None or other is None:
         return None, (left if one is None else right).lacks or NO_KEY
@@ -480,7 +488,9 @@ def _keys(relation: Relation) -> set[str]:
 
 
 def key_of(scalars: Sequence[Scalar], composite: bool | None = None) -> Any:
-    """Returns the key for `key_by`. NULL may be a part of a key, but not a whole key."""
+    """Returns the key for `key_by`, a tuple with `composite`. By default it is a tuple if there are
+    several parts or the only part may be NULL, because a whole key cannot be None.
+    """
     if not scalars:
         return af.lit(0)
     if composite is None:
@@ -532,7 +542,9 @@ def _nullable(met: Relation, left: Relation, right: Relation, keeps: tuple[bool,
 
 
 def together(left: Relation, right: Relation) -> Mapping[str, int] | None:
-    """Returns the fields that follow event time in both relations in the same way."""
+    """Returns the fields that follow event time in both relations with the same offset. If one
+    relation does not know its fields, returns those of the other relation.
+    """
     if left.times is None or right.times is None:
         return right.times if left.times is None else left.times
     return dict(left.times.items() & right.times.items())
@@ -541,8 +553,8 @@ def together(left: Relation, right: Relation) -> Mapping[str, int] | None:
 def require_ttl(
     ttl: Any, flow: Any, relations: Sequence[Relation], what: str, place: exp.Expr
 ) -> None:
-    """Raises SqlError if state would grow for ever, because an input is endless and there is no
-    `ttl`.
+    """Raises SqlError if `ttl` is None and an input of `relations` is endless, so that the state of
+    the operator `what` would grow for ever.
     """
     endless = [] if ttl is not None else _endless(flow, relations)
     if endless:
@@ -566,7 +578,7 @@ def refuse_endless(flow: Any, relation: Relation, place: exp.Expr) -> None:
 
 
 def _endless(flow: Any, relations: Sequence[Relation]) -> list[str]:
-    """Returns the names of the unbounded sources of the relations."""
+    """Returns the names of the unbounded sources that the relations read."""
     ids = [up.node_id for relation in relations for up in relation.stream.upstreams]
     nodes = [flow.graph.nodes[one] for one in flow.graph.upstream_of(ids)]
     endless = [node.name for node in nodes if node.source and not node.source.bounded]
@@ -600,8 +612,8 @@ def _outer(
     lefts: list[Any],
     rights: list[Any],
 ) -> Iterator[Any]:
-    """Yields the pairs of a group. On a side with `keeps`, a record without a partner is paired
-    with None.
+    """Yields the pairs of records with the same key that meet all predicates. On a side with
+    `keeps`, pairs a record without a partner with None.
     """
     met: set[int] = set()
     comparable = not composite or None not in key
@@ -626,8 +638,8 @@ def _found(
     outer: bool,
     left: Any,
 ) -> Iterator[Any]:
-    """Yields pairs of the record `left` and each row of a table with the same key. With `outer`, a
-    record without a row is paired with None.
+    """Yields pairs of the record `left` and each row of a table that has the same key and meets all
+    predicates. With `outer`, pairs a record without such a row with None.
     """
     alone = outer
     for right in index.get(tuple(key(left) for key in keys), ()):

@@ -35,18 +35,19 @@ def _split(value: Row) -> tuple[Row, int]:
 
 
 def _text(row: Row) -> str:
-    """Returns a text that is the same for equal rows of one stream, whose fields are in the same
-    order.
+    """Returns a text that is the same for equal rows. The rows must have their fields in the same
+    order, as all rows of one stream do.
     """
     return repr([*row.values()])
 
 
 @dataclass
 class Leaders(KeyedProcessFunction[Any, Row, Row]):
-    """Emits each of the first `n` rows of a key whose rank is new or has changed, with its rank.
+    """Keeps the first `n` rows of each key in the order of `key`. Emits a row with its rank as the
+    field `name` whenever its rank is new or has changed.
 
-    With `retracts` the input is a changelog. Then the rows after the first `n` are kept too. An
-    emitted row with PASSES False says that no row has this rank any more.
+    With `retracts` the input is a changelog, and the rows after the first `n` are kept too. An
+    emitted row with PASSES False means that no row has this rank any more.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Leaders(KeyedProcessFunction[Any, Row, Row]):
             self.others: MapState[str, tuple[Row, int]] = ctx.get_map_state(
                 MapStateDescriptor("others")
             )
-        """Text of a row behind the first `n` -> the row, and the number of equal rows."""
+        """Maps the text of a row after the first `n` to the row and the number of equal rows."""
 
     def process_element(self, value: Row, ctx: ProcessContext) -> list[Row]:
         best = self.best.value() or []
@@ -155,16 +156,18 @@ class Over(KeyedProcessFunction[Any, Row, Row]):
     order: Callable[[Row], Any] | None
     """Order of rows with the same time; None means the order of arrival."""
     by_rows: bool
-    """Whether rows with equal time and order have frames of their own (ROWS), not one frame
-    (RANGE).
+    """Whether each row has its own frame (ROWS). Otherwise rows with equal time and order share one
+    frame (RANGE).
     """
     size: int | None
-    """Length of the frame before a row, in rows or ms. None means all rows before."""
+    """Length of the frame before a row, in rows or ms. None means that the frame has all rows
+    before it.
+    """
     name: str
 
     def open(self, ctx: RuntimeContext) -> None:
         self.waiting: MapState[int, list[Row]] = ctx.get_map_state(MapStateDescriptor("waiting"))
-        """Rows by their time, until they are emitted."""
+        """Lists of rows that were not emitted yet, by the time of the rows."""
         self.past: ValueState[list[tuple[int, Row]]] = ctx.get_state(ValueStateDescriptor("past"))
         """The rows of the frame with their times, if the frame has a size."""
         self.total: ValueState[Any] = ctx.get_state(ValueStateDescriptor("total"))
@@ -219,7 +222,7 @@ class Over(KeyedProcessFunction[Any, Row, Row]):
 
 
 class Shown(KeyedProcessFunction[Any, Upsert[Any], Upsert[Any]]):
-    """Drops deletions of rows for which no upsert with a row was emitted."""
+    """Drops the deletion of a row that this function has never emitted."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.shown: ValueState[bool] = ctx.get_state(ValueStateDescriptor("shown"))
@@ -245,8 +248,8 @@ class Versions(KeyedProcessFunction[Any, Row, Any]):
     """
 
     of_changelog: bool
-    """Whether CHANGE marks insertions and deletions. Otherwise each record replaces the one before,
-    and PASSES says whether the row exists.
+    """Whether records are insertions and deletions, marked by CHANGE. Otherwise each record
+    replaces the previous record of its key, and PASSES says whether the row still exists.
     """
     give: Callable[[Row | None, Row | None], Iterable[Any]]
 
@@ -281,7 +284,9 @@ def as_changes(before: Row | None, after: Row | None) -> Iterator[Row]:
 
 
 class Groups(KeyedProcessFunction[Any, Row, tuple[Any, Any, int]]):
-    """Aggregates the rows of a changelog: emits the key, the results, and the number of rows."""
+    """Aggregates the rows of a changelog. Emits the key, the results, and the number of rows of the
+    group.
+    """
 
     def __init__(self, parts: Mapping[str, AggregateFunction[Any, Any, Any]]) -> None:
         self.names = tuple(parts)
@@ -316,10 +321,11 @@ class Groups(KeyedProcessFunction[Any, Row, tuple[Any, Any, int]]):
 
 
 class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
-    """Joins two changelogs, or streams that append, to a changelog of the pairs.
+    """Joins two inputs to a changelog of the pairs. An input is a changelog, or a stream of rows
+    that are only inserted.
 
     On a side with `keeps`, a row without a partner is emitted with NULLs for the other side. A NULL
-    in a key is not equal to anything. Pairs of a row that has expired are not deleted.
+    in a key is not equal to anything. When a row expires, its pairs are not deleted.
     """
 
     def __init__(
@@ -341,8 +347,8 @@ class ChangingJoin(KeyedCoProcessFunction[Any, Row, Row, Row]):
             ctx.get_map_state(MapStateDescriptor(name, ttl=ttl))
             for name, ttl in zip(("left", "right"), self.ttls, strict=True)
         ]
-        """Text of a row -> the row, the number of equal rows, and the number of their partners.
-        Only a side with `keeps` counts partners.
+        """For the left and the right side: maps the text of a row to the row, the number of equal
+        rows, and the number of their partners. Only a side with `keeps` counts partners.
         """
 
     def process_element1(self, value: Row, ctx: ProcessContext) -> Iterable[Row]:

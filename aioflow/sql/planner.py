@@ -75,7 +75,7 @@ class From:
 class View:
     """A named query, which is planned when another query reads it.
 
-    A query with OVER is planned once for each limit that a reading query sets for its rank.
+    A view with OVER is planned once for each limit that the queries which read it set for its rank.
     """
 
     def __init__(self, planner: Planner, query: exp.Expr, columns: exp.TableAlias | None) -> None:
@@ -94,8 +94,8 @@ class View:
 
     @property
     def some_rank(self) -> tuple[str, int] | None:
-        """An arbitrary limit of the rank, with which the view can be planned to find out its
-        columns.
+        """The name of the view's ROW_NUMBER() column and an arbitrary limit of the rank. It serves
+        to plan the view only to find out its columns. None if the view has no such column.
         """
         calls = [one for one in self.query.unnest().expressions if one.find(exp.RowNumber)]
         return (calls[0].alias, 1) if self.has_over and calls else None
@@ -124,7 +124,9 @@ class Planner:
         self.compiler = compiler
 
     def query(self, node: exp.Expr, rank: tuple[str, int] | None = None) -> Relation:
-        """Returns the relation of a query. `rank` has the name of a ROW_NUMBER() and its limit."""
+        """Returns the relation of a query. `rank` has the name of a ROW_NUMBER() column and the
+        highest rank that is read; None if the rank has no limit.
+        """
         outer = self.tables
         with_ = node.args.get("with_")
         if with_ is not None:
@@ -504,7 +506,8 @@ class Planner:
         """Returns the name of the ROW_NUMBER() column of an entry of FROM, and the highest rank
         that the query reads.
 
-        Removes the condition from `where` if this limit says all of it.
+        Without joins, removes the condition that limits the rank from `where`, unless it also sets
+        a lower bound.
         """
         inner = entry
         if isinstance(entry, exp.Table) and isinstance(entry.this, exp.Identifier):

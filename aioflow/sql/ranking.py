@@ -51,7 +51,8 @@ def framed(
 ) -> tuple[Relation, list[tuple[str, exp.Expr]]]:
     """Returns the relation with the values of OVER as fields, and the items that read them.
 
-    A ROW_NUMBER() with a known limit is left in the items, for `ranked`.
+    `items` are the columns of SELECT with their names. `rank` has the name of a ROW_NUMBER() column
+    and its limit. This ROW_NUMBER() stays in the items, for `ranked`.
     """
     limited = [one for name, one in items if rank is not None and name == rank[0]]
     limited = [one for one in limited if isinstance(one.this, exp.RowNumber)]
@@ -68,7 +69,7 @@ def framed(
 
 
 def _over(compiler: Compiler, relation: Relation, over: exp.Window, key: str) -> Relation:
-    """Returns the relation with a call of OVER as the field `key`."""
+    """Returns the relation with the value of the call `over` as the field `key`."""
     call = over.this
     skips_nulls = isinstance(call, exp.IgnoreNulls)
     if isinstance(call, exp.IgnoreNulls | exp.RespectNulls):
@@ -152,7 +153,9 @@ _NOT_RUNNING = (exp.CumeDist, exp.NthValue, exp.Ntile, exp.PercentRank)
 
 
 class Rank(AggregateFunction[Row, tuple[int, int, Any], int]):
-    """Computes the rank of the last row. The accumulator is (rows, rank, order of the last row)."""
+    """Computes the rank of the last row. The accumulator has the number of rows, and the rank and
+    the sort key of the last row.
+    """
 
     def __init__(self, order: tuple[Expr[Any], ...], dense: bool) -> None:
         self.order, self.dense = order, dense
@@ -186,8 +189,8 @@ def _before(rows: int, values: list[Any]) -> list[Any] | None:
 
 
 def _frame(over: exp.Window, others: list[exp.Expr]) -> tuple[bool, int | None]:
-    """Returns whether a frame is counted in rows (ROWS), and its length in rows or ms, None if
-    unlimited.
+    """Returns whether the frame of `over` is counted in rows (ROWS), and its length in rows or ms.
+    The length is None if the frame has no limit.
     """
     spec = over.args.get("spec")
     if spec is None:
@@ -221,7 +224,9 @@ def ranked(
     over: exp.Expr,
     rank: tuple[str, int] | None,
 ) -> tuple[Relation, list[tuple[str, exp.Expr]]]:
-    """Returns the first rows of each partition, and the items with the rank as a column."""
+    """Returns the first rows of each partition, up to the limit in `rank`. Also returns the items,
+    in which a column replaces the call `over`.
+    """
     name = next(name for name, one in items if one is over)
     assert isinstance(over, exp.Window) and rank is not None, "a rank that is limited"
     if relation.is_open:
@@ -378,8 +383,8 @@ class _Descending:
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """Computes the sort key of a row for ORDER BY. For each term of ORDER BY, `parts` has a
-    function of the row, whether it is DESC, and whether it is NULLS FIRST.
+    """Computes the sort key of a row for ORDER BY. For each term of ORDER BY, `parts` has the
+    function that computes it, whether it is DESC, and whether it is NULLS FIRST.
     """
 
     parts: tuple[tuple[Callable[[Row], Any], bool, bool], ...]

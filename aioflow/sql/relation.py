@@ -60,7 +60,7 @@ class Pending:
     time: str
     """Key of the column that has the time of a record."""
     ends: WindowAssigner
-    """The same as `Windows.ends`."""
+    """Assigner that collects the results of one window, as in `Windows.ends`."""
     partition: tuple[str, ...] = ()
     """Keys of the fields that sessions are partitioned by."""
 
@@ -82,10 +82,12 @@ class Windows:
 
     start: str | None
     end: str
-    """`start` and `end` are the keys of the fields with the bounds of the window."""
+    """`start` and `end` are the keys of the fields with the bounds of the window. `start` is None
+    if no field has it.
+    """
     regroup: WindowAssigner | None
-    """Assigner that puts the records of one window into one window again. None: a window is read
-    from the fields of each record.
+    """Assigner that puts the records of one window into one window again. None means that a window
+    is read from the fields of each record.
     """
     size: int | None
     """Length in ms if all windows have the same length, so that the end alone identifies a window.
@@ -106,8 +108,8 @@ class Windows:
         return self.end in names or (self.size is not None and self.start in names)
 
     def moved(self, keys: Mapping[str, str]) -> Windows | None:
-        """Returns the windows with the new keys of their fields, by old key. Returns None if a
-        field that identifies the window is left out.
+        """Returns the windows after their fields got other keys. `keys` maps old keys to new keys.
+        Returns None if `keys` lacks a field that identifies the window.
         """
         start, end = keys.get(self.start or ""), keys.get(self.end)
         if end is None or not (start or (self.size and self.regroup)):
@@ -115,7 +117,7 @@ class Windows:
         return replace(self, start=start, end=end)
 
     def after(self, start: str | None, end: str) -> Windows:
-        """Returns the windows of the results of an operator, whose bounds are in the fields `start`
+        """Returns the windows of an operator's results, which have the bounds in the fields `start`
         and `end`.
         """
         return Windows(start, end, self.ends, self.size, self.ends)
@@ -133,10 +135,10 @@ class Relation:
     is_plain: bool = False
     """Whether records are dicts of exactly the fields."""
     times: Mapping[str, int] | None = None
-    """Keys of the fields that follow event time -> number of ms that the field is later than the
-    time of the record.
+    """Maps the key of each field that follows event time to its offset: the number of ms by which
+    the field is later than the record's event time.
 
-    None if not known, so that any column may be the time.
+    None if these fields are not known, so that any column may be the event time.
     """
     latest: tuple[frozenset[str], ...] = ()
     """After a join: for each side, the keys of its fields of event time. The later of two such
@@ -156,11 +158,13 @@ class Relation:
     is_changelog: bool = False
     """Whether records are insertions and deletions, marked by the field CHANGE."""
     lacks: str = ""
-    """Reason why the rows of a changelog have no key, for an error message."""
+    """Reason why the rows of a changelog have no key, for an error message. Empty by default."""
     stays: bool = False
     """Whether a join keeps its rows without a time to live."""
     passes: Expr[Any] | None = None
-    """Condition on a record that replaces a row. If it is not true, the row is deleted."""
+    """Condition on a record that replaces a row. If it is not true, the row is deleted. None means
+    that the record always replaces the row.
+    """
 
     @property
     def changes(self) -> bool:
@@ -188,7 +192,7 @@ class Relation:
         return self.reads.get(key, Column(key))
 
     def has_time(self, key: str) -> bool:
-        """Returns whether the field follows event time, or may do so because this is not known."""
+        """Returns whether the field follows event time. Returns True if this is not known."""
         return self.times is None or key in self.times
 
     def is_latest(self, node: exp.Expr) -> bool:
@@ -212,14 +216,16 @@ class Relation:
         return replace(self, passes=condition)
 
     def in_place(self) -> Relation:
-        """Returns the relation with fields that have their own expression (`Field.read`) for
-        reading a record.
+        """Returns the relation with the expression that reads a field from a record stored in the
+        field itself (`Field.read`).
         """
         fields = tuple(replace(one, read=self.reads.get(one.key)) for one in self.fields)
         return replace(self, fields=fields)
 
     def as_rows(self) -> Relation:
-        """Returns the relation whose records are dicts of exactly its fields."""
+        """Returns this relation with its records converted to dicts that have exactly its fields,
+        and CHANGE in a changelog. Returns `self` if no conversion is needed.
+        """
         if self.is_plain and not self.reads:
             return self
         named = {key: self.column(key) for key in self.names}
@@ -280,8 +286,8 @@ def substitute(expression: Expr[Any], reads: Mapping[Any, Expr[Any]]) -> Expr[An
 
 
 def under(expression: Expr[Any], side: str | int) -> Expr[Any]:
-    """Converts an expression on a record to one on pairs, in which the record is the field
-    `side`.
+    """Converts an expression on a record to an expression on a pair of records. The field `side` of
+    the pair holds the record.
     """
     if isinstance(expression, Column):
         return Nested(Column(side), expression._name)

@@ -27,7 +27,7 @@ class Retractable:
 
     initial: Any = 0
     keeps_values = False
-    """Whether the aggregate has a map of its values in keyed state."""
+    """Whether the aggregate keeps a map of its values in keyed state."""
 
     def __init__(self, part: Any) -> None:
         self.part = part
@@ -35,7 +35,7 @@ class Retractable:
 
     def changed(self, accumulator: Any, row: Any, change: int, values: Any) -> Any:
         """Returns the accumulator after a row was inserted (`change` 1) or deleted (-1). `values`
-        is the map of the aggregate's values.
+        is the map of the aggregate's values, None without `keeps_values`.
         """
         return accumulator + change if self.where is None or self.where(row) else accumulator
 
@@ -134,8 +134,8 @@ class _Counted(_OfValues):
         return self._after(accumulator, value, values, (count > 0, count + change > 0))
 
     def _after(self, accumulator: Any, value: Any, values: Any, there: tuple[bool, bool]) -> Any:
-        """Returns the new accumulator. `there` is whether the value existed before and after the
-        change.
+        """Returns the new accumulator. `there` says whether the value existed before the change,
+        and whether it exists after the change.
         """
         return accumulator - there[0] + there[1]
 
@@ -154,7 +154,7 @@ class _Extreme(_Counted):
 
 
 class _Kept(_OfValues):
-    """Any other aggregate. Its map has the arrival numbers of each value.
+    """Any other aggregate. Its map has the sequence numbers of the insertions of each value.
 
     The accumulator is the number of values that have been inserted.
     """

@@ -45,9 +45,10 @@ def distinct_of(node: exp.Query) -> exp.Select:
 
 
 def of_both_sides(node: exp.SetOperation) -> exp.Select:
-    """Returns the query of INTERSECT or EXCEPT: the groups of equal rows, by the sides they have.
+    """Returns an equivalent of INTERSECT or EXCEPT. It groups the rows of both sides, and selects
+    the groups of equal rows by the sides on which a row occurs.
 
-    GROUP BY takes NULLs as equal, as both do.
+    NULLs are equal in GROUP BY, as in INTERSECT and EXCEPT.
     """
     what = type(node).__name__.upper()
     if not node.args.get("distinct"):
@@ -132,7 +133,9 @@ def _without_qualify(node: exp.Select) -> exp.Select:
 
 
 def _without_windows(node: exp.Select) -> exp.Select:
-    """Returns the query with each OVER in full that names a definition of WINDOW."""
+    """Returns the query without WINDOW. Each OVER that named a definition of WINDOW contains the
+    definition instead.
+    """
     made = node.copy()
     defined: dict[str, exp.Expr] = {}
 
@@ -163,7 +166,7 @@ def _without_windows(node: exp.Select) -> exp.Select:
 
 
 def _without_queries(node: exp.Select) -> exp.Select:
-    """Returns the query with joins instead of the IN and EXISTS of its WHERE."""
+    """Returns the query with joins in place of each IN and EXISTS with a query in its WHERE."""
     where = node.args.get("where")
     if where is None or not any(_query_in(one) for one in conjuncts(where.this)):
         return node
@@ -211,8 +214,8 @@ def _query_in(condition: exp.Expr) -> tuple[exp.Expr, bool] | None:
 
 
 def _keys(call: exp.Expr, negated: bool) -> tuple[exp.Select, list[exp.Expr]]:
-    """Returns the query of an IN or EXISTS, and the expressions of the outer query that its columns
-    must equal.
+    """Returns the inner query of an IN or EXISTS, and the expressions of the outer query. Each
+    column of the inner query must equal the expression at its position.
     """
     query = (call.args["query"] if isinstance(call, exp.In) else call.this).unnest()
     if isinstance(call, exp.In) and negated:
@@ -264,7 +267,7 @@ def _correlated(query: exp.Select) -> list[tuple[exp.Expr, exp.Expr]]:
     """Removes the conditions of `query` that read tables of the outer query. They must be
     equalities.
 
-    Returns both sides of each such equality, first the one of `query`.
+    Returns both operands of each removed equality, the operand of `query` first.
     """
     where = query.args.get("where")
     if where is None or query.args.get("from_") is None:
@@ -295,7 +298,7 @@ def _correlated(query: exp.Select) -> list[tuple[exp.Expr, exp.Expr]]:
 
 
 def _tables(query: exp.Select) -> set[str]:
-    """Returns the folded names of the tables in FROM of a query."""
+    """Returns the case-folded names of the tables in FROM of a query."""
     entries = [query.args["from_"].this, *(one.this for one in query.args.get("joins") or ())]
     return {one.alias_or_name.casefold() for one in entries}
 
@@ -340,7 +343,7 @@ Keys = tuple[exp.Expr, ...]
 
 
 def _sets_of(node: exp.Expr) -> list[Keys]:
-    """Returns the grouping sets of a part of GROUP BY."""
+    """Returns the grouping sets of one item of GROUP BY."""
     given = node.expressions
     match node:
         case exp.GroupingSets():
@@ -364,7 +367,8 @@ def _unified(node: exp.Expr, tables: set[str]) -> exp.Expr:
     """Returns a normalized copy of an expression: two expressions that name the same columns
     differently (`t.x`, `X`) get equal copies.
 
-    `tables` has the name of the table in FROM if it is the only one.
+    The copy omits a qualifier that is in `tables`. This set holds the case-folded name of the
+    table in FROM, or is empty if the query has no FROM or has joins.
     """
 
     def plain(one: exp.Expr) -> exp.Expr:
@@ -378,7 +382,9 @@ def _unified(node: exp.Expr, tables: set[str]) -> exp.Expr:
 
 
 def _of_set(node: exp.Select, keys: Keys, all_keys: Sequence[exp.Expr]) -> exp.Select:
-    """Returns the query grouped by `keys`, with NULL for the others of `all_keys`."""
+    """Returns the query grouped by the grouping set `keys`. The other columns of `all_keys` are
+    NULL.
+    """
     tables = _tables(node) if node.args.get("from_") and not node.args.get("joins") else set()
     given = [_unified(one, tables) for one in keys]
     absent = [one for one in (_unified(one, tables) for one in all_keys) if one not in given]

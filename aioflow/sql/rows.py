@@ -33,7 +33,8 @@ def rows_of_change(
     decode: Callable[[Any], Change[dict[str, Any]] | None] | None,
     element: Any,
 ) -> list[dict[str, Any]]:
-    """Returns the records of a change: for a row all its columns, for a deletion only its key.
+    """Returns the records of a change. The record of an existing row has all columns `names`, and
+    the record of a deletion only the columns `key`.
 
     `decode` converts the element to a change; None means that the element is a change.
     """
@@ -70,8 +71,9 @@ class CheckedRow:
     the object does not match the column types, or has no event time. The sender of a posted object
     then gets 400.
 
-    `attributes` has the attribute of `type_` for each column. `values` are expressions that read
-    columns and may fail. `event_time` is the column of WATERMARK.
+    `type_` is the class of the object, and `attributes` has its attribute for each column. `values`
+    has expressions that convert columns, which may fail. `event_time` is the column of WATERMARK,
+    or None.
     """
 
     def __init__(

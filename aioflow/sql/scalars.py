@@ -578,7 +578,9 @@ class _Compiler:
 
 
 def _divided(sign: str, x: Expr[Any], y: Expr[Any], kind: SqlType) -> Expr[Any]:
-    """Returns the expression of a quotient or remainder, with a short cut for positive operands."""
+    """Returns the expression of a quotient or remainder. For positive ints it uses Python's own
+    operator.
+    """
     function = v.remainder if sign == "%" else v.divide
     if kind != INTEGER:
         found = v.apply(function, x, y)
@@ -597,7 +599,7 @@ def _divided(sign: str, x: Expr[Any], y: Expr[Any], kind: SqlType) -> Expr[Any]:
 
 
 def _names(node: exp.Expr) -> list[str]:
-    """Returns the names of the function that `node` calls."""
+    """Returns the names under which SQL knows the function that `node` calls."""
     if isinstance(node, exp.Anonymous):
         return [node.name]
     return node.sql_names() if isinstance(node, exp.Func) else []
@@ -664,7 +666,7 @@ _UNREAD: dict[type, tuple[str, ...]] = {
     exp.TimestampTrunc: ("zone",),
     exp.Trim: ("collation",),
 }
-"""Parts of a node that change its meaning, and that its handler does not read."""
+"""For each type of node: the parts that change its meaning, but that its handler does not read."""
 
 _SIGNS: dict[type, str] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "//",

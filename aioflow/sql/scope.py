@@ -54,7 +54,7 @@ class Field:
     key: str
     """Name in the dict of a row."""
     read: Expr[Any] | None = None
-    """Expression that reads the field from a record, None if it is read by its key."""
+    """Expression that reads the field from a record. None if the field is read by its key."""
 
     @property
     def expression(self) -> Expr[Any]:

@@ -47,8 +47,8 @@ OfText = Callable[Concatenate[Any, str, P], T]
 
 
 def _with_errors(call: str) -> Callable[[OfText[P, T]], OfText[P, T]]:
-    """Returns a decorator that puts the text of the query into its errors. `call` is the name of
-    the decorated function in errors.
+    """Returns a decorator that puts the text of the query into the errors of the decorated
+    function. Error messages name the function `call`.
     """
 
     def decorated(function: OfText[P, T]) -> OfText[P, T]:
@@ -124,7 +124,8 @@ def _prune(graph: StreamGraph, before: Sequence[int], read: Sequence[int]) -> No
     """Removes the new nodes of `graph` that no statement reads, such as the nodes of an unread
     view.
 
-    `before` are the nodes that it already had, and `read` the nodes whose inputs are needed.
+    `before` has the ids of the nodes that the graph had before the statement, and `read` the ids of
+    the nodes whose inputs are needed.
     """
     for number in {*graph.nodes} - {*before, *graph.upstream_of(read)}:
         del graph.nodes[number]
@@ -156,7 +157,7 @@ class Console(Protocol):
 
 
 class _Plan:
-    """The plan of a SELECT, as text."""
+    """A console that keeps the plan of a SELECT as text."""
 
     text = ""
 
@@ -219,7 +220,7 @@ class Script(Planner):
         self.inserts: dict[CreatedTable, list[Relation]] = {}
         """The rows of all INSERTs into each table."""
         self.shown: list[int] = []
-        """Nodes of the graph that emit the rows of a SELECT for the console."""
+        """Ids of the nodes that emit the rows of a SELECT for the console."""
 
     def run(self, statements: Sequence[exp.Expr]) -> Result:
         """Returns the stream of the last statement. The earlier statements define tables and
@@ -300,7 +301,7 @@ class Script(Planner):
             raise wrong
 
     def _shown(self, node: exp.Query) -> DataStream[Any]:
-        """Returns the rows of a SELECT with times as texts."""
+        """Returns the rows of a SELECT for the console, with times converted to texts."""
         relation = self.query(node)
         self._refuse_clock(relation, node)
         texts = {
@@ -393,7 +394,9 @@ class Script(Planner):
         return True
 
     def _checked(self, view: View) -> None:
-        """Plans a view, so that its errors are raised by CREATE VIEW. Its rows may change."""
+        """Plans a view, so that CREATE VIEW raises the errors of its query. The rows of a view may
+        change, even if the caller did not ask for updates.
+        """
         outer, self.compiler.updates = self.compiler.updates, self.compiler.updates or True
         try:
             view.relation()
@@ -417,7 +420,7 @@ class Script(Planner):
         return self._bind(node, Scope([Named(name, fields)]))
 
     def check_read(self) -> None:
-        """Raises GraphError if no statement reads a table that the program has passed."""
+        """Raises GraphError if the program has passed a table that no statement reads."""
         unread = [name for name in self.given if name not in self.read]
         if unread:
             raise GraphError(
@@ -453,7 +456,9 @@ def name_states(graph: StreamGraph, first: int, prefix: str = "") -> None:
 
 
 def deepest(text: str) -> tuple[int, int]:
-    """Returns the offsets of the most deeply nested parenthesis in the text."""
+    """Returns the offsets at which the most deeply nested parenthesis of the text begins and
+    ends.
+    """
     depth = most = place = 0
     for number, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")

@@ -44,8 +44,8 @@ class Table(Relation):
 
 
 class QueryStream(DataStream[dict[str, Any]]):
-    """The stream of a query. Another query that reads it knows its types, event time and
-    windows.
+    """The stream of a query's results. Another query that reads the stream knows its types, event
+    time and windows.
     """
 
     def __init__(self, relation: Relation) -> None:
@@ -54,10 +54,10 @@ class QueryStream(DataStream[dict[str, Any]]):
 
 
 class UpdateStream(DataStream[Upsert[dict[str, Any]]]):
-    """The stream of a query whose rows change: an upsert is the latest version of a row, or its
-    deletion.
+    """The stream of a query whose rows change. Each element is an upsert, which has the latest
+    version of a row or deletes it.
 
-    Another query can read it as a table of the latest rows.
+    Another query can read the stream as a table of the latest rows.
     """
 
     def __init__(self, relation: Relation) -> None:
@@ -116,7 +116,9 @@ NO_KEY = "a row of a stream that appends has no key"
 
 
 def _versions(relation: Relation, give: Callable[..., Any], name: str) -> Any:
-    """Returns the stream of the results of `give(before, after)` for each change of a row."""
+    """Returns a stream with the results of `give(before, after)` for each change of a row. `name`
+    is the name of the operator.
+    """
     if relation.is_changelog:
         rows = relation.as_rows().stream
     else:
@@ -235,8 +237,8 @@ def _of_rows(rows: Any) -> Schema | None:
 def _described(
     graph: StreamGraph, upstream: Upstream
 ) -> tuple[Schema | None, dict[str, int] | None, bool]:
-    """Returns the schema of a stream, the fields that are its time, and whether its records are
-    dicts of just these fields.
+    """Returns the schema of a stream, the fields that follow its event time, and whether its
+    records are dicts of exactly the schema's fields. The first two are None if not known.
     """
     node = graph.nodes[upstream.node_id]
     if upstream.side is not None:

@@ -41,7 +41,7 @@ def apply(function: Callable[..., Any], *operands: Any, **traits: Any) -> Expr[A
     """Returns the expression that applies `function` to the operands, which are expressions or
     plain values.
 
-    `traits` are further fields of its `Operation`.
+    `traits` override fields of the function's `Operation`.
     """
     operation = _OPERATIONS.get(function) or Operation(
         name=traits.get("name") or function.__name__, function=function
@@ -111,7 +111,7 @@ def _quotients(x: Any, y: Any) -> Any:
 
 
 def _elementwise(floats: Callable[[Any], Any], a: Any) -> Any:
-    """Computes a function on an array of numbers; it leaves ints as they are."""
+    """Applies the function `floats` to an array of floats. Returns an array of ints unchanged."""
     from aioflow.core.column_batch import NumberColumn
 
     if not _finite(a):
@@ -206,7 +206,9 @@ def round_away(x: Any) -> Any:
 
 @_operation()
 def round_digits(x: Any, digits: int) -> Any:
-    """Rounds to `digits` decimals, half away from zero; a float is scaled and rounded."""
+    """Rounds to `digits` decimals, half away from zero. A float is multiplied by a power of ten,
+    rounded, and divided by the power.
+    """
     if type(x) is float:
         scale = 10.0 ** abs(digits)
         scaled = x * scale if digits >= 0 else x / scale
