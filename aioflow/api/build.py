@@ -1,8 +1,9 @@
-"""Adds operators to the graph of a flow. All methods of streams use it.
+"""Adds operators to the graph of a flow. All methods of streams use this module.
 
-`connect(other, read_first=...)` is checked here: sources of one side wait until all elements of the
-other side were read. This cannot work if a source would wait for itself, directly or through other
-such operators. Nor can it work if the job could never tell that the first side was read.
+`connect(other, read_first=...)` is checked here. It makes the sources of one side wait until all
+elements of the other side were read. This cannot work if a source would wait for itself, directly
+or through other such operators. Nor can it work if the job could never tell that the first side was
+read to its end.
 """
 
 from __future__ import annotations
@@ -159,9 +160,10 @@ def add_operator(
 ) -> StreamNode:
     """Adds one operator to `graph`, and returns its node.
 
-    `inputs` has a list of streams for each input; several streams are a union. The operator has
-    keyed state if all its streams come straight from a `key_by`, unless `keyed` says otherwise. It
-    has event time if all its streams have it, unless `event_time` says otherwise.
+    `inputs` holds one list of streams for each input of the operator; several streams in a list
+    form a union. The operator has keyed state if all its streams come straight from a `key_by`,
+    unless `keyed` says otherwise. It has event time if all its streams have it, unless `event_time`
+    says otherwise.
     """
     name = options.name or name_of(kind, function)
     check_parallelism(options.name or kind, options.parallelism)
@@ -226,9 +228,10 @@ def warn_of_empty_side(graph: StreamGraph, nodes: list[StreamNode], tag: OutputT
 
 
 def refuse_pushed(graph: StreamGraph, call: str) -> None:
-    """Raises GraphError if a flow without a job handle reads from `af.io.push()`.
+    """Raises GraphError if a flow that runs without a job handle reads from `af.io.push()`.
 
-    Without a handle no element can be pushed, and the flow would never end.
+    Without a handle no element can be pushed, and the flow would never end. `call` names the user's
+    call in the error.
     """
     for node in graph.nodes.values():
         if isinstance(node.source, PushSource):
@@ -296,10 +299,10 @@ def check_watermarks(name: str, strategy: object) -> None:
 
 
 def operator_options(named: dict[str, Any]) -> OperatorOptions:
-    """Removes the arguments that are options of the operator from the columns of a select, and
+    """Removes the options of the operator from `named`, the keyword arguments of a select, and
     returns these options.
 
-    An option is an argument that is not an expression.
+    `name`, `uid` and `parallelism` are options unless they are expressions.
     """
     options = [
         option
@@ -360,9 +363,11 @@ def add_sink(
 def warn_of_shared_files(
     graph: StreamGraph, sink: BaseSink[Any], part_files: tuple[str, str] | None
 ) -> None:
-    """Logs a warning if another sink of the flow writes the same kind of files to the directory.
+    """Logs a warning if another sink of the flow writes the same kind of files to the same
+    directory.
 
-    This is no error, because both sinks may be meant to write to one directory.
+    This is no error, because both sinks may be meant to write to one directory. `part_files` holds
+    the directory and the kind of the files of `sink`, or is None.
     """
     other = next(
         (node for node in graph.nodes.values() if part_files and node.part_files == part_files),
@@ -416,7 +421,8 @@ READ_FIRST = ("left", "right")
 def check_read_first(
     graph: StreamGraph, left: list[Upstream], right: list[Upstream], read_first: Any
 ) -> None:
-    """Raises GraphError or ValueError if one side of two streams cannot be read first."""
+    """Raises GraphError or ValueError if the side `read_first` ("left" or "right") cannot be read
+    first."""
     if read_first not in READ_FIRST:
         raise ValueError(f"read_first is {read_first!r}, expected 'left', 'right' or None")
     sides = [[one.node_id for one in side] for side in (left, right)]
@@ -446,7 +452,8 @@ def _check_ends(
 ) -> None:
     """Raises GraphError if the job could never tell that the stream of `node` was read to its end.
 
-    `becomes_idle` is false upstream of an operator that reports no idleness.
+    `becomes_idle` is False if an operator downstream of `node` passes no idleness on. `read_first`
+    is only for the error.
     """
     source, strategy = node.source, node.watermarks
     if source is not None:
@@ -469,7 +476,7 @@ def _check_ends(
 
 
 def _waits(graph: StreamGraph) -> dict[int, list[int]]:
-    """Returns, for each source that has to wait, the sources that it waits for."""
+    """Maps each source that has to wait to the sources that it waits for, by node id."""
     waits: dict[int, list[int]] = {}
     for node in graph.nodes.values():
         if node.read_first is not None:
@@ -482,7 +489,7 @@ def _waits(graph: StreamGraph) -> dict[int, list[int]]:
 
 
 def _sources(graph: StreamGraph, nodes: Iterable[int]) -> list[int]:
-    """Returns the sources upstream of `nodes`."""
+    """Returns the ids of the sources upstream of the nodes with the ids `nodes`."""
     found: dict[int, None] = {}
     left = list(nodes)
     while left:

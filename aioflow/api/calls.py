@@ -130,7 +130,7 @@ def process_call(fn: Any, *, keyed: bool) -> Call:
 
 
 def _check_function(fn: Any, kind: str, method: str, parameters: str) -> None:
-    """Raises GraphError for a function class of another kind, or a callable with other
+    """Raises GraphError if `fn` is a function class of the wrong kind, or a callable with the wrong
     parameters.
     """
     if _is_function_class(fn):
@@ -207,7 +207,8 @@ def _refuse_wait_options(kind: StatelessKind, options: dict[str, Any]) -> None:
 
 
 def _wait_settings(kind: StatelessKind, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the operator that awaits the calls. Raises GraphError."""
+    """Returns the settings of the operator that awaits the calls. Raises GraphError for invalid
+    options."""
     concurrency = options.get("concurrency", CONCURRENCY)
     if type(concurrency) is not int or concurrency < 1:
         raise GraphError(f"{kind.value}: concurrency must be at least 1, got {concurrency!r}")
@@ -237,7 +238,7 @@ def _wait_settings(kind: StatelessKind, options: dict[str, Any]) -> dict[str, An
 
 
 def connected_factory(fn: Any, *, keyed: bool, broadcast: bool) -> Callable[[], Operator]:
-    """Returns the factory of `process` of connected streams."""
+    """Returns the factory of the operator for `process` on connected streams."""
     waits = is_async_process(fn)
     operator: type[Operator]
     if broadcast:

@@ -1,5 +1,5 @@
-"""Checks the checkpoint options of a run together: `checkpoints= every= restore=` and related
-ones.
+"""Checks the checkpoint options of a run together: `checkpoints=`, `every=`, `restore=` and related
+options.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ class CheckpointOptions:
     checkpoints: str | PathLike[str] | None = None
     """URL of the store (`file://`, `s3://`, `gs://`, `az://`, `memory://`) or a local directory.
 
-    None: state lives as long as the run.
+    None: no checkpoints are taken, and the state ends with the run.
     """
     every: str | timedelta = "10s"
     """Time between two checkpoints."""
     unaligned: bool | str | timedelta = False
-    """Whether barriers overtake data in flight: from the start (True), or after this time.
+    """Whether barriers overtake data in flight: never (False), from the start (True), or once a
+    barrier has been under way for the given time.
     """
     timeout: str | timedelta = "10m"
     """Maximum duration of a checkpoint, after which it is aborted."""
@@ -75,7 +76,8 @@ class CheckpointOptions:
     """
     restore: str | PathLike[str] | None = "latest"
     """Origin of the state. "latest" is the flow's newest checkpoint or savepoint in the store; any
-    other text is the path of a savepoint, even without a store. None begins without state."""
+    other text is the path of a savepoint, which needs no store. None: the run begins without state.
+    """
     fresh: bool = False
     """Whether a run with `restore=None` may begin although the store holds the state of an
     unfinished job.
@@ -226,8 +228,8 @@ def _settings(options: CheckpointOptions) -> CheckpointSettings | None:
 
 
 def checkpoint_key(given: bytes | PathLike[str] | None) -> bytes | None:
-    """Returns the checkpoint key: `given` itself, or the content of that file without its last
-    newline.
+    """Returns the checkpoint key: `given` itself, or the content of the file at the path `given`
+    without trailing newlines. Returns None for None.
 
     Raises TypeError, or ValueError if the key is too short.
     """
@@ -310,7 +312,7 @@ def store_url(where: str | PathLike[str], option: str) -> str:
 def shown_path(url: str) -> str:
     """Returns the path for a `file://` URL, and any other URL unchanged.
 
-    Other calls take both forms, for example as `restore=`.
+    Arguments such as `restore=` accept both forms.
     """
     return unquote(url.removeprefix("file://")) if url.startswith("file:///") else url
 

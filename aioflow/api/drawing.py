@@ -113,8 +113,8 @@ STYLE = """
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """The place of a task in a layer, or of an exchange that passes the layer (`vertex` is
-    None).
+    """A place in a layer of the picture: for the box of a task, or for the arrow of an exchange
+    that crosses the layer (`vertex` is None).
     """
 
     vertex: JobVertex | None
@@ -334,7 +334,7 @@ def _path(route: Sequence[Place]) -> str:
 
 
 def _label(edge: JobEdge, route: Sequence[Place]) -> str:
-    """Returns the label of an exchange, placed in the last gap, where its arrow is alone."""
+    """Returns the SVG text with the label of an exchange, in the gap before the consumer."""
     start, end = route[-2], route[-1]
     x = (start.x + start.width + end.x) / 2
     y = (_leaving(start, end) + _arriving(start, end)) / 2 + 3.5
@@ -371,11 +371,12 @@ COLUMNS = {
     "backPressuredTimeMsPerSecond": "back-pressured",
     "slowCallbacks": "held the loop",
 }
-"""Metric -> the heading of its column."""
+"""Maps the name of each metric in the table to the heading of its column."""
 
 
 def show_flow(graph: StreamGraph) -> dict[str, str]:
-    """Returns the picture of a flow, or the text of the error if the flow is not complete."""
+    """Returns the SVG picture of a flow, or its error as HTML if the flow is not complete, by MIME
+    type."""
     if not graph.nodes:
         return {}
     try:
@@ -385,7 +386,8 @@ def show_flow(graph: StreamGraph) -> dict[str, str]:
 
 
 def show_stream(title: str, graph: StreamGraph, upstreams: Sequence[Upstream]) -> str:
-    """Returns the schema of a stream, and its first rows if a source has them in memory."""
+    """Returns HTML with the schema of a stream, and with its first rows if a source has them in
+    memory."""
     nodes = [graph.nodes[upstream.node_id] for upstream in upstreams]
     head = f"<b>{html.escape(title)}</b>"
     if len(nodes) != 1 or upstreams[0].side is not None:
@@ -404,7 +406,7 @@ def show_stream(title: str, graph: StreamGraph, upstreams: Sequence[Upstream]) -
 def show_job(
     title: str, graph: JobGraph, metrics: Mapping[str, float], monitor_url: str | None
 ) -> str:
-    """Returns the numbers of each task, added up over its subtasks."""
+    """Returns an HTML table with the metrics of each task, summed over its subtasks."""
     lines = []
     for vertex in graph.vertices:
         numbers = [_sum(metrics, vertex.name, name) for name in COLUMNS]

@@ -126,8 +126,8 @@ def _is_in_spark(node: StreamNode, previous: StreamNode | None, in_spark: bool) 
 
 
 def _keeps(edge: JobEdge) -> bool:
-    """Returns whether columns stay columns on this exchange. An exchange that distributes records
-    one by one makes rows.
+    """Returns whether batches of columns stay columns on this exchange. An exchange that
+    distributes records one by one converts them to rows.
     """
     return edge.partitioning.strategy not in (ShipStrategy.SHUFFLE, ShipStrategy.CUSTOM)
 
@@ -142,9 +142,9 @@ def _how(
 ) -> tuple[str, bool]:
     """Returns how an operator runs, and whether it emits columns.
 
-    `columns` tells whether the operator receives columns. `given` is the reason if it does not.
-    `of_columns` tells whether any source of the flow may produce columns, so that advice about them
-    is useful.
+    `columns` tells whether the operator receives columns. `given` is the reason why it receives
+    rows, if it does. `of_columns` tells whether any source of the flow may produce columns, so that
+    advice about them is useful.
     """
     if node.source is not None:
         bounded = "bounded" if node.source.bounded else "unbounded"

@@ -224,8 +224,8 @@ class Flow:
         `what` is a Source, a re-iterable such as a list, a table of pandas, polars or Arrow, or a
         function that returns an iterator or an async iterator. Rows of a table are read as dicts. A
         function with one parameter `position` that yields `(value, position)` can be replayed after
-        a restart, any other cannot. One subtask reads an iterable, as a single split; the operators
-        after it have the flow's parallelism.
+        a restart; any other function cannot. One subtask reads an iterable, as a single split; the
+        operators after it have the flow's parallelism.
         """
         source = as_source(what)
         if any(node.source and node.source.given is what for node in self._graph.nodes.values()):
@@ -305,15 +305,16 @@ class Flow:
 
         `tables` are streams of this flow, and bounded tables to look up: a list of rows, or a table
         of Arrow, pandas or polars. Rows of the result are dicts. `functions` has Python functions
-        that the query may call, by name; an `async def` is awaited. `schemas` declares the
-        columns of tables: a dataclass or the like, an Arrow schema, or a dict of names to types.
-        `ttl` is how long a join without a window or time bounds keeps its rows.
+        that the query may call, by name; an `async def` is awaited. `schemas` declares the columns
+        of tables, by the name of the table: each as a dataclass or the like, an Arrow schema, or a
+        dict of names to types. `ttl` is how long a join without a window or time bounds keeps its
+        rows.
 
-        A query whose rows change, such as a GROUP BY without a window, needs `updates=True`. Its
-        elements are `af.Upsert`: the latest row of a key, or None if the row was deleted. Sinks of
-        tables write them with `mode="upsert"`. With `updates="changes"` the elements are
-        `af.Change`, which also have the row before. Rows without a key, such as those of a LEFT
-        JOIN, need `updates="changes"`.
+        A query whose rows change, such as a GROUP BY without a window, needs `updates=True`. The
+        elements of the stream are then `af.Upsert`: the latest row of a key, or None if the row was
+        deleted. Sinks of tables write them with `mode="upsert"`. With `updates="changes"` the
+        elements are `af.Change`, which also hold the previous row. Rows without a key, such as
+        those of a LEFT JOIN, need `updates="changes"`.
 
         Raises SqlError, which shows the place in the query. Needs the extra `[sql]`.
         """
@@ -329,13 +330,13 @@ class Flow:
         ttl: str | timedelta | None = None,
         **tables: Any,
     ) -> None:
-        """Adds the INSERTs of a script in SQL to this flow: its sources, queries and sinks.
+        """Adds the INSERTs of an SQL script to this flow, with their sources, queries and sinks.
 
         Statements end with `;`. CREATE TABLE names a connector of `af.io`, with its arguments as
-        options: `WITH ('connector' = 'kafka', 'topic' = 'bids', ...)`. `${NAME}` in an option is a
-        variable of the environment. CREATE VIEW names a query, and `INSERT INTO t SELECT ...`
-        writes one. All INSERTs are one job. `SET 'ttl' = '1h'` sets the argument `ttl=`. All
-        arguments are as for `sql`.
+        options: `WITH ('connector' = 'kafka', 'topic' = 'bids', ...)`. `${NAME}` in an option
+        stands for the environment variable `NAME`. CREATE VIEW names a query, and `INSERT INTO t
+        SELECT ...` writes one. All INSERTs run as one job. `SET 'ttl' = '1h'` sets the argument
+        `ttl=`. All arguments are as for `sql`.
 
         Raises SqlError, which shows the place in the script. Needs the extra `[sql]`.
         """
@@ -346,11 +347,12 @@ class Flow:
     def run(self, **options: Unpack[RunArguments]) -> AbstractAsyncContextManager[Job]:
         """Runs the flow in this loop: `async with flow.run() as job`.
 
-        The options are those of `af.RunArguments`. Entering waits until every operator is open. If
-        an operator fails to open, its error is raised. Leaving the block raises the error of a job
-        that has failed. Otherwise it waits for the end if all sources are bounded, or stops the
-        job, for at most `stop_timeout`. A function as a source counts as endless: if it has not
-        ended, a warning says how much of it was read. Leaving by an exception cancels the job.
+        The options are those of `af.RunArguments`. Entering the block waits until every operator is
+        open. If an operator fails to open, its error is raised. Leaving the block raises the error
+        of a job that has failed. Otherwise, leaving waits for the end of the job if all sources are
+        bounded. If not, leaving stops the job within `stop_timeout`. A function as a source counts
+        as endless: if it has not ended, a warning says how much of it was read. Leaving by an
+        exception cancels the job.
         """
         return Entering(self.name, self._run(self._graph, options, in_block=True))
 
@@ -469,8 +471,8 @@ class Flow:
 def _with_own_sources(graph: StreamGraph, options: RunOptions, flow: str) -> StreamGraph:
     """Returns a copy of the graph whose sources have their own state for this run.
 
-    Push sources and webhooks get an inlet and a journal, and sources that look for files remember
-    the files found. So the same flow may run twice at once.
+    Each push source and webhook gets an inlet and a journal of its own. Each source that looks for
+    files gets a memory of its own for the files found. So the same flow may run twice at once.
     """
     uids = graph.uids()
     own = graph.copy()
@@ -492,7 +494,7 @@ def _journal(
 ) -> Journal | None:
     """Returns the journal of a source for one run, None if the run has none.
 
-    `pushed`: the uids of all sources of the flow that may have a journal.
+    `pushed` holds the uids of all sources of the flow that may have a journal.
     """
     settings = options.checkpoint_settings()
     elsewhere = options.on is not None and not isinstance(source, PushSource)

@@ -44,7 +44,7 @@ class Collected:
     lengths: dict[int, int] = field(default_factory=dict)
     """Number of rows that came before the barrier of each checkpoint, by checkpoint number."""
     complete: int = 0
-    """Number of rows when the input of an attempt ended.
+    """Number of rows collected when the input of an attempt had ended.
 
     Later checkpoints cover all these rows, although they send no barrier.
     """
@@ -87,7 +87,7 @@ class CollectOperator(Operator):
 
 class _RowOperator(Operator):
     """An operator that passes rows to a RowStream. It accepts no more rows while
-    `ROWS_BUFFERED_MAX` rows wait there.
+    `ROWS_BUFFERED_MAX` rows wait in the RowStream.
     """
 
     def __init__(self, rows: RowStream[Any]) -> None:

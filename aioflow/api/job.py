@@ -73,8 +73,8 @@ NEVER_ENTERED = (
 )
 
 CANCEL_TIMEOUT_S = 60.0
-"""Maximum time for a cancelled job to end after its block was left, before the wait for it ends.
-Tasks need less time to close.
+"""Maximum time that leaving the block waits for the job to end, beyond `stop_timeout`. Tasks need
+less time to close.
 """
 
 
@@ -82,9 +82,9 @@ Tasks need less time to close.
 class JobResult:
     """The result of a job that has ended.
 
-    `duration_ms` is wall-clock time from its creation to its end. `startup_ms` is the part of this
-    time until all operators were open; `restarts` counts failovers. `savepoint` is the path of the
-    savepoint with which the job was stopped, or None.
+    `duration_ms` is the wall-clock time from the job's creation to its end. `startup_ms` is the
+    part of this time before all operators were open. `restarts` counts failovers. `savepoint` is
+    the path of the savepoint with which the job was stopped, or None.
     """
 
     job_id: str
@@ -119,11 +119,11 @@ class Job:
         self._result: JobResult | None = None
         self._told_of_uids = False
         self._awaited = 0
-        """Number of calls that wait for the end, and raise the error of a failed job."""
+        """Number of calls that wait for the end of the job, and raise its error if it fails."""
         self._loop = asyncio.get_running_loop()
         self.entered: object = None
-        """The `Entering` that was entered. The reference keeps it alive in a notebook, where no
-        name may refer to it: its deletion would cancel the job.
+        """The `Entering` that was entered. The reference keeps the `Entering` alive in a notebook,
+        where no variable may refer to it. Its deletion would cancel the job.
         """
 
     def _repr_html_(self) -> str:
@@ -165,8 +165,8 @@ class Job:
         """Returns why the job is not ready; an empty list if it is.
 
         A job is ready if its status and all its tasks are RUNNING, and a checkpoint completed
-        within the last `intervals` checkpoint intervals (within 30 s for short ones). `/readyz` of
-        the monitoring endpoint answers with the same reasons.
+        within the last `intervals` checkpoint intervals (at least 30 s). `/readyz` of the
+        monitoring endpoint answers with the same reasons.
         """
         from aioflow.monitoring.rest_probes import unready_reasons
 
@@ -248,7 +248,8 @@ class Job:
         return f"job {self.name!r} ({self.id}) is {self.status.value}{why}"
 
     def log_failure(self) -> None:
-        """Logs the failure of a job that no `wait` or end of a block is about to raise."""
+        """Logs the failure of the job, unless a `wait` or the end of a block is about to raise
+        it."""
         error = self._cluster.job_master.error
         if self.status is JobStatus.FAILED and error is not None and not self._awaited:
             logger.error(
@@ -282,8 +283,8 @@ class Job:
         self.raise_failure()
 
     def _functions_cut_off(self) -> list[JobVertex]:
-        """Returns the vertices of source functions that have not ended, and that cannot be
-        continued later.
+        """Returns the vertices of source functions that have not ended, and that a later run cannot
+        continue.
 
         The job cannot know whether a function ever ends. So its source counts as endless and is
         stopped.
@@ -317,7 +318,8 @@ class Job:
         """Cancels the job, and waits until everything is released.
 
         Used when an exception leaves `async with flow.run()`. The caller raises that exception. If
-        it is a JobNotRunning because the job failed, the caller raises the job's own error instead.
+        that exception is a JobNotRunning because the job failed, the caller raises the job's own
+        error instead.
         """
         self._cluster.job_master.cancel()
         await self._ended()
@@ -393,10 +395,10 @@ class Job:
         emitted.
 
         After `stop_timeout` the job is cancelled. With checkpoints the job ends with a savepoint,
-        and its path is returned. The savepoint lies under the store, or below the directory
+        and this call returns its path. The savepoint lies under the store, or below the directory
         `savepoint`. With `savepoint=False` none is taken, and a later run continues from the last
         checkpoint. Returns None if there is no savepoint: without checkpoints, or if `stop_timeout`
-        was over first, which is logged as a warning.
+        expired first, which is logged as a warning.
 
         With `drain`, event time ends too: open windows fire and functions finish. Closing the
         operators may take 30 s more, also after a cancellation. Raises CheckpointError if the
@@ -440,13 +442,14 @@ class Job:
         *,
         path: str | PathLike[str] | None = None,
     ) -> str:
-        """Takes a savepoint while the job goes on, and returns its path. It is never deleted.
+        """Takes a savepoint while the job goes on, and returns its path.
 
-        It holds every element that `put` had accepted before the call: sources read these first,
-        for at most the `timeout` of checkpoints. The savepoint gets a new directory under the
-        store, or below `directory`, a path or URL. `path` is another name of `directory`; the
-        returned path lies below it. Raises CheckpointError if the savepoint fails, and
-        JobNotRunning if the job ends first.
+        The savepoint holds every element that `put` had accepted before the call. To this end, the
+        push sources first read these elements, for at most the `timeout` of checkpoints. The engine
+        never deletes a savepoint. The savepoint gets a new directory under the store, or below
+        `directory`, a path or URL. `path` is another name of `directory`; the returned path lies
+        below it. Raises CheckpointError if the savepoint fails, and JobNotRunning if the job ends
+        first.
         """
         self._check_loop("savepoint()")
         if directory is not None and path is not None:
@@ -468,8 +471,8 @@ class Job:
     async def checkpoint(self) -> int:
         """Takes a checkpoint now, and waits until it is completed.
 
-        Returns its number, or that of a newer one that completed first. Raises the same errors as
-        `savepoint`.
+        Returns the number of this checkpoint, or of a newer checkpoint that completed first. Raises
+        the same errors as `savepoint`.
         """
         self._check_loop("checkpoint()")
         return await self._cluster.job_master.checkpoint()
@@ -486,8 +489,8 @@ class Job:
         `rescale(parallelism=4)` replaces the parallelism of the flow. Operators with a parallelism
         of their own keep it. `rescale("uid", 4)` changes the task that contains an operator, given
         by its uid or its output stream. `rescale(workers=4)` is for a job with `workers=N`. The
-        parallelism of the flow then changes in the same ratio, up to `max_parallelism`, unless it
-        is given too.
+        parallelism of the flow then changes in the same ratio, up to `max_parallelism`, unless
+        `parallelism` is given too.
 
         The job keeps its id, its handle and its subscriptions. It stops at a checkpoint and goes on
         from there, so no element is lost or processed twice. Sources are paused from the barrier of
@@ -536,8 +539,8 @@ class Job:
     async def _inputs_read(self) -> None:
         """Waits until the push sources have read all elements that were put before this call.
 
-        A barrier that begins afterwards follows these elements. Logs a warning if the wait exceeds
-        the job's timeout.
+        A barrier that begins afterwards follows these elements. If the wait exceeds the `timeout`
+        of checkpoints, logs a warning and returns.
         """
         name = ""
         try:
@@ -557,7 +560,7 @@ class Job:
     def _warn_of_derived_uids(self) -> None:
         """Warns, once in a job, of operators whose state is stored under a derived uid.
 
-        A savepoint's state is found again by uid, and a derived uid may change with the graph.
+        State in a savepoint is found by uid, and a derived uid may change with the graph.
         """
         if self._told_of_uids or self._options.checkpoints is None or self.status.is_terminal:
             return
@@ -626,7 +629,8 @@ class Job:
             self._end_callbacks.remove(subscription.wake)
 
     def state(self, stream: DataStream[Any] | str) -> StateReader:
-        """Returns a reader of the keyed state of the operator that made `stream` or has that uid.
+        """Returns a reader of an operator's keyed state. `stream` is the operator's output or its
+        uid.
 
         Its methods `get(key)` and `items()` read the state while the job runs. State of windows
         cannot be read: subscribe to their results.
@@ -662,7 +666,7 @@ class Job:
             )
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the job is over, or at once if it is."""
+        """Calls `callback` when the job ends, or at once if the job has already ended."""
         if self.status.is_terminal:
             callback()
         else:

@@ -90,7 +90,8 @@ class JobStreams:
     def one_node(self, stream: DataStream[Any], otherwise: str) -> int:
         """Returns the id of the node that makes `stream`.
 
-        Raises GraphError for a union of several streams. `otherwise` is the end of its message.
+        Raises GraphError for a union of several streams. `otherwise` is the end of the error
+        message.
         """
         node_id, *more = self.nodes(stream)
         if more:

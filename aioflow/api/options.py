@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["RunArguments", "RunOptions", "Runner", "parse_options"]
 
 COLLECTED = ".collected"
-"""Folder in a store for runs that only collect. No flow can have this folder: see `encode_flow`."""
+"""Folder in a store for runs that only collect. No flow can have this folder, because `encode_flow`
+never returns this name."""
 
 POLICIES = ("no_restart", "fixed_delay", "exponential_delay", "failure_rate")
 """Names of the functions of `aioflow` that make a restart policy."""
@@ -61,7 +62,7 @@ FOREIGN = {
     **dict.fromkeys(("network_buffers", "buffer_memory"), 'network_memory="64MiB"'),
     **dict.fromkeys(("ui", "rest", "dashboard"), 'monitor="HOST:PORT"'),
 }
-"""Names of options in other engines, with the spelling of aioflow."""
+"""Maps names of options in other engines to their spelling in aioflow."""
 
 
 class Runner(Protocol):
@@ -75,7 +76,7 @@ class Runner(Protocol):
         options: TaskOptions,
         checkpoints: CheckpointSettings | None,
     ) -> RunningJob:
-        """Returns the run of one job, which has not started. Raises errors that prevent it."""
+        """Returns the run of one job, not yet started. Raises the errors that prevent a run."""
 
 
 class RunArguments(TypedDict, total=False):
@@ -186,8 +187,9 @@ class RunOptions(CheckpointOptions):
     def that_collect(self) -> RunOptions:
         """Returns the options of a run that collects rows in a list or an iterator of the program.
 
-        Rows in memory are gone with the program, so such a run restores no state of another run. It
-        has its own place in the store, and does not touch the state of the flow with its sinks.
+        Rows in memory are gone with the program, so such a run restores no state of another run.
+        Such a run has its own place in the store, and does not touch the state that runs with sinks
+        keep.
         """
         if self.checkpoints is None:
             return self

@@ -1,4 +1,4 @@
-"""`af.run`: runs a flow in a program of its own, like `asyncio.run`."""
+"""`af.run`: runs a flow as a whole program, like `asyncio.run`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ __all__ = ["Signals", "new_event_loop", "run"]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 START_S = 30.0
-"""Time after a signal in which a job may still start. A start may wait for a server for ever."""
+"""Time after a signal in which a job may still start. Without this limit a start could wait for a
+server for ever."""
 
 logger = logging.getLogger(__name__)
 

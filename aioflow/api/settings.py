@@ -2,9 +2,9 @@
 
 A setting has the name of an option of the command line. `--checkpoint-key-file` is
 `AIOFLOW_CHECKPOINT_KEY_FILE` in the environment, and `checkpoint-key-file` in the file. The file is
-`aioflow.toml` of the current directory, otherwise the table `tool.aioflow` of its `pyproject.toml`.
-`AIOFLOW_CONFIG` names another file; with an empty text there is none. A table with the name of a
-command applies to this command only. The environment takes precedence over the file.
+`aioflow.toml` in the current directory, otherwise the table `tool.aioflow` of `pyproject.toml`
+there. `AIOFLOW_CONFIG` names another file; if it is empty, no file is read. A table with the name
+of a command applies to this command only. The environment takes precedence over the file.
 
 Options for a single start cannot be settings: a `fresh` in a file would discard the state at each
 restart.
@@ -43,7 +43,8 @@ __all__ = [
 PREFIX = "AIOFLOW_"
 CONFIG_VARIABLE = "AIOFLOW_CONFIG"
 TOKEN_VARIABLE = "AIOFLOW_MONITOR_TOKEN"
-"""Variable with the token of a monitoring endpoint. A secret is no setting of a file."""
+"""Variable with the token of a monitoring endpoint. The token is a secret, so it cannot be set in
+the file."""
 
 FILE, PROJECT = "aioflow.toml", "pyproject.toml"
 
@@ -236,7 +237,7 @@ class Settings:
     environment: Mapping[str, Found] = field(default_factory=dict)
     general: Mapping[str, Found] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, Found]] = field(default_factory=dict)
-    """Settings of one command, by the command."""
+    """Settings of the file that apply to a single command, by the name of the command."""
     file: str | None = None
 
     def get(self, name: str, command: str) -> Found | None:
@@ -248,7 +249,8 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str], directory: Path) -> Settings:
-    """Returns the settings of a process with this environment and directory.
+    """Returns the settings of a process with the environment `environ` and the current directory
+    `directory`.
 
     A variable that resembles no setting belongs to the user's program, and is left alone. Raises
     ValueError for a variable that resembles a setting, for an unknown name in the file, and for a
@@ -279,7 +281,8 @@ def read_settings(environ: Mapping[str, str], directory: Path) -> Settings:
 
 
 def _content(environ: Mapping[str, str], directory: Path) -> tuple[str | None, dict[str, Any]]:
-    """Returns the name of the file and its settings, or None and no settings."""
+    """Returns the name of the file and its content, or None and an empty dict if there is no
+    file."""
     named = environ.get(CONFIG_VARIABLE)
     if named:
         return named, _parsed(directory / named, f"{named}, which {CONFIG_VARIABLE} names,")
@@ -365,7 +368,8 @@ def _text(origin: str, name: str, value: Any) -> str:
 
 
 def without_settings(environ: Mapping[str, str], *kept: str) -> dict[str, str]:
-    """Returns an environment for a command that takes all its options from arguments."""
+    """Returns `environ` without settings, except the variables `kept`, for a command that takes all
+    its options from arguments."""
     rest = {name: text for name, text in environ.items() if name in kept or name not in _NAME_OF}
     return {**rest, CONFIG_VARIABLE: ""}
 

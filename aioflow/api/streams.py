@@ -419,7 +419,7 @@ class DataStream(Generic[T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[U]:
-        """Calls `fn` with lists of elements. It returns one result for each element, in order.
+        """Calls `fn` with lists of elements. `fn` returns one result for each element, in order.
 
         A list has up to `max_size` elements, collected for at most `max_wait`.
         """
@@ -541,9 +541,9 @@ class DataStream(Generic[T]):
         """Connects two streams of different types to one function.
 
         If `other` is `stream.broadcast(*descriptors)`, this is the broadcast state pattern. With
-        `read_first="right"`, all elements of `other` come before the first of this stream. An
-        unbounded stream counts as read once it is idle (`idle_after=`). Until then the sources of
-        the other side wait. After a restart they wait again.
+        `read_first="right"`, all elements of `other` come before the first element of this stream.
+        An unbounded stream counts as read once it is idle (`idle_after=`). Until then the sources
+        of the other side wait. After a restart they wait again.
         """
         return ConnectedStreams(self, other, read_first)
 
@@ -902,8 +902,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[tuple[K, R]]:
-        """Emits `(key, minimum so far)` after each element, of `fn(element)` or the element
-        itself.
+        """Emits `(key, minimum so far)` after each element: of `fn(element)`, or without `fn` of
+        the element.
         """
         return self._aggregated("min", min_of(fn), OperatorOptions(name, uid, parallelism))
 
@@ -915,8 +915,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[tuple[K, R]]:
-        """Emits `(key, maximum so far)` after each element, of `fn(element)` or the element
-        itself.
+        """Emits `(key, maximum so far)` after each element: of `fn(element)`, or without `fn` of
+        the element.
         """
         return self._aggregated("max", max_of(fn), OperatorOptions(name, uid, parallelism))
 
@@ -943,7 +943,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     ) -> WindowedStream[K, T]:
         """Groups the elements of each key by window.
 
-        Elements later than `lateness` are dropped, and go to `.late` of the result.
+        Elements late by more than `lateness` go to `.late` of the result instead.
         """
         return WindowedStream(self, assigner, trigger=trigger, evictor=evictor, lateness=lateness)
 
@@ -1010,7 +1010,7 @@ def keyed_stream(
 
 
 class HalfStream:
-    """Base of incomplete steps, which are no streams yet.
+    """Base class of incomplete steps, which are no streams yet.
 
     A method that a step does not have raises an AttributeError that says what to write first.
     """
@@ -1018,7 +1018,7 @@ class HalfStream:
     completed_by: ClassVar[str] = ""
     """Call that makes the step a stream, for error messages."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Advice by the name of a method that users often look for here."""
+    """Maps names of methods that users often look for here to advice."""
 
     if not TYPE_CHECKING:  # Hidden from type checkers, which know all real methods.
 
@@ -1194,7 +1194,7 @@ class ConnectedStreams(HalfStream, Generic[T, U]):
     def _is_keyed(self) -> bool:
         """Whether the operator has keyed state and timers.
 
-        A key on one side alone only distributes its elements.
+        If only one side has a key, the key only distributes the elements of that side.
         """
         return is_keyed(
             self._left.upstreams
@@ -1610,7 +1610,7 @@ class JoinedStreams(_TwoStreams[T, U]):
     ) -> DataStream[Pair[T, U]]:
         """Emits each pair as `Pair(left, right)`. Its timestamp is the window's `end - 1`.
 
-        With tumbling and sliding windows it can run on columns.
+        With tumbling and sliding windows the join can run on columns.
         """
         return self._apply(Pair, OperatorOptions(name, uid, parallelism), "pairs()")
 

@@ -2,7 +2,7 @@
 the job down, and ends when the job ends.
 
 `StateReader` reads keyed state of a running job, on the subtask that owns the key, between two
-slices of work. The values are not committed: a failure may take them back.
+slices of work. The values are not committed: a failure may roll them back.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Subscription(Generic[T]):
 
     def _miss(self, count: int, refused: Exception | None) -> None:
         """Counts records that a worker did not send. Either this process was too slow, or the
-        records cannot be encoded: `refused` is then the error.
+        records cannot be encoded. `refused` is the error of the encoding, or None.
         """
         self.dropped += count
         self._refused = self._refused or refused
@@ -292,7 +292,7 @@ class StateReader:
                 return found
 
     def _refuse_windows(self, name: str | None) -> None:
-        """Raises StateError for the contents of windows. States of their functions can be read."""
+        """Raises StateError for the contents of windows. State of window functions can be read."""
         if "window" in self._node.kind and (name is None or name.startswith("window-")):
             raise StateError(
                 f"operator {self._node.name!r} has a state for each window of a key, so it cannot "
@@ -309,7 +309,7 @@ class StateReader:
         """Runs `query` on the state of the subtask that owns key group `group`, and returns its
         result.
 
-        Waits for a restart of the subtask, at most until `timeout`.
+        If the subtask is restarting, waits until it runs again, for at most `timeout`.
         """
         deadline = self._cluster.host.clock.monotonic() + to_seconds(timeout)
         while True:

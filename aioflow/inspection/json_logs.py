@@ -33,12 +33,12 @@ class JsonFormatter(logging.Formatter):
     """Formats a log record as one line with a JSON object.
 
     The object has `time` (RFC 3339, UTC), `level`, `logger` and `message`. Records logged by code
-    of a flow also have `job` (its name), `operator` and `subtask`, as `af.current_scope()` has
+    of a flow also have `job` (its name), `operator` and `subtask`, as `af.current_scope()` returns
     them. `extra=` of the log call may set these three and `job_id`. `exception` and `stack` hold
     tracebacks as one string. Likely secrets are hidden in all texts.
 
-    The arguments `fmt`, `datefmt`, `style`, `validate` and `defaults` of `logging.Formatter` have
-    no effect: `logging.config` passes some of them.
+    The arguments `fmt`, `datefmt`, `style`, `validate` and `defaults` of `logging.Formatter` are
+    accepted because `logging.config` passes some of them, but they have no effect.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -59,8 +59,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Returns the message, even if its arguments do not match its format: the line must not be
-    lost.
+    """Returns the message of `record`, even if its arguments do not match its format string, so
+    that the line is not lost.
     """
     try:
         return record.getMessage()
@@ -75,8 +75,8 @@ def _rfc3339(seconds: float) -> str:
 
 
 def _place(record: logging.LogRecord) -> dict[str, str]:
-    """Returns where the record was logged. Its own attributes take precedence over those of the
-    scope.
+    """Returns the job, operator and subtask that logged the record. Attributes of the record take
+    precedence over those of the current scope.
     """
     scope = current_scope()
     found = {
@@ -87,9 +87,11 @@ def _place(record: logging.LogRecord) -> dict[str, str]:
 
 
 def configure_logging(log_format: str | None = None) -> None:
-    """Logs to stderr from level INFO, here and in processes started later.
+    """Logs records of level INFO and above to stderr, in this process and in the processes that it
+    starts later.
 
-    Without `log_format` the environment decides. A program that has handlers keeps them.
+    Without `log_format`, the environment variable `LOG_FORMAT_ENV` gives the format. If the program
+    has set log handlers, they stay, and no other handler is added.
     """
     chosen = log_format or os.environ.get(LOG_FORMAT_ENV, TEXT)
     os.environ[LOG_FORMAT_ENV] = chosen

@@ -6,10 +6,10 @@ named too, such as a source, a sink, or a handler of a service outside of all fl
 reports what the samples have found.
 
 No code is blamed for a busy machine. A hold does not include the time in which the thread was ready
-to run but had no processor, as Linux reports. Nor is code blamed while other threads of the process
-compute, unless all samples show it in the same call. Nor is code blamed while the engine imports a
-library, as a connector does at its first use. Each report has the length of the hold and its
-processor time.
+to run but had no processor, a time that Linux reports. Nor is code blamed while other threads of
+the process compute, unless all samples show that code in the same call. Nor is code blamed while
+the engine imports a library, as a connector does at its first use. Each report has the length of
+the hold and its processor time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HELD_S = 0.1
 """Time without a pause from which code counts as blocking the loop."""
 
 CHECK_BEATS = 100
-"""Number of beats between two calls of `checks`: some five seconds."""
+"""Number of beats between two calls of the functions in `LoopWatch.checks`: some five seconds."""
 
 LOG_INTERVAL_S = 10.0
 """Minimum time between two warnings about one operator."""
@@ -123,7 +123,7 @@ class LoopWatch:
         """Number of late beats for which no user code is to blame."""
         self.users = 0
         self.checks: list[Callable[[float], None]] = []
-        """Called every few seconds with the monotonic time, on the loop."""
+        """Functions that are called on the loop every few seconds, with the monotonic time."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._stop = threading.Event()
@@ -133,7 +133,7 @@ class LoopWatch:
         self._beats = 0
         self._beat_at = 0.0
         self._began = times()
-        """Clocks at the last beat."""
+        """Readings of the thread's clocks at the last beat."""
         self._reported_s = 0.0
         """Seconds since the last beat that `note` has reported already."""
         self._looks: list[_Look] = []
@@ -175,10 +175,10 @@ class LoopWatch:
     def note(self, operator: ScopeOperator | None, seconds: float) -> Hold | None:
         """Finds the code that occupied the loop for `seconds`, and keeps it as a `Hold`.
 
-        The task has measured `seconds`. `operator` is the operator that it holds responsible; with
-        None, the samples of the stack decide. Returns None if no code of the job is to blame: the
-        thread had no processor for most of the time, the engine was importing a library, or the
-        thread waited outside of user code.
+        The task has measured `seconds`. `operator` is the operator that the task holds responsible;
+        if it is None, the samples of the stack decide. Returns None if no code of the job is to
+        blame: the thread had no processor for most of the time, the engine was importing a library,
+        or the thread waited outside of user code.
         """
         since = self._times().minus(self._began)
         self._reported_s += seconds
@@ -315,10 +315,11 @@ class LoopWatch:
 
 
 def _others_compute(since: ThreadTimes, held_s: float, looks: list[_Look]) -> bool:
-    """Returns whether other threads had the interpreter meanwhile, rather than the loop's thread.
+    """Returns whether other threads, not the loop's thread, used most of the processor time of the
+    `held_s` seconds.
 
-    Returns False if all samples show the loop's thread in one call: that call is to blame, even if
-    other threads compute.
+    Returns False if all samples show the loop's thread waiting in one call. That call is to blame,
+    even if other threads compute.
     """
     if since.cpu_s > held_s / 2 or since.process_cpu_s - since.cpu_s < held_s / 2:
         return False

@@ -4,8 +4,8 @@ over RPC.
 The lag of the event loop is measured with a call that is due at a known time: code that blocks the
 loop delays the call too.
 
-The last log records of the engine are kept in memory while a monitor may read them. No file is ever
-read for them.
+The last log records of the engine are kept in memory while a monitor may read them. Log files are
+never read.
 
 The position of a waiting task is the chain of awaits from its coroutine to the awaited object.
 
@@ -54,7 +54,7 @@ __all__ = [
 
 LAG_EVERY_S = 0.1
 LAGS_MAX = 600
-"""Number of measurements in a minute."""
+"""Number of measurements that are kept: those of the last minute."""
 
 
 class LoopLag:
@@ -153,14 +153,14 @@ class LogTail(logging.Handler):
 
     def add(self, record: dict[str, Any]) -> None:
         """Keeps a record under the next number. The record comes from this process, or from a
-        process that it has started.
+        process that this process has started.
         """
         self._records.append({"number": self._next, **record})
         self._next += 1
 
     def _alone(self, record: logging.LogRecord) -> bool:
-        """Returns whether no handler other than log tails gets `record`. Of several tails only the
-        first returns True.
+        """Returns whether only log tails handle `record`, and this log tail is the first of
+        them.
         """
         logger: logging.Logger | None = logging.getLogger(record.name)
         tails = []
@@ -173,7 +173,8 @@ class LogTail(logging.Handler):
         return tails[:1] == [self]
 
     def after(self, number: int, level: int, most: int) -> list[dict[str, Any]]:
-        """Returns the newest `most` records after `number`, oldest first."""
+        """Returns up to `most` of the newest records with a larger number and at least the level,
+        oldest first."""
         found = [
             one
             for one in list(self._records)
@@ -226,8 +227,8 @@ class ProcessInspector:
         }
 
     async def ask(self, what: str, *args: Any) -> Any:
-        """Returns the answer to a question as plain data, which can be sent to another process.
-        Raises Closed for an unknown question.
+        """Returns the answer to the question `what`, such as "metrics" or "threads", as plain data
+        for another process. Raises Closed for an unknown question.
         """
         self.start()
         match what, args:
@@ -270,7 +271,7 @@ class ProcessInspector:
         }
 
     def _waiting(self, names: Sequence[str]) -> list[list[str]]:
-        """Returns the places where the tasks with these names wait."""
+        """Returns the await chain of each task with one of these names."""
         running, wanted = asyncio.current_task(), frozenset(names)
         return [
             await_chain(task)
@@ -280,7 +281,7 @@ class ProcessInspector:
 
 
 def merged(what: str, answers: Sequence[Any]) -> Any:
-    """Returns one answer to a question that several processes have answered."""
+    """Merges the answers of several processes to the question `what` into one."""
     match what:
         case "loop":
             lags = [answer["lag-ms"] for answer in answers]
@@ -315,7 +316,8 @@ TASKS_MAX = 1_000
 
 
 def await_chain(task: asyncio.Task[Any]) -> list[str]:
-    """Returns the await chain, outermost first. Its last entry is the awaited object, if known."""
+    """Returns the await chain of `task`, outermost coroutine first. Its last entry is the awaited
+    object, if known."""
     chain: list[str] = []
     current: Any = task.get_coro()
     while current is not None and len(chain) < AWAITS_MAX:
@@ -386,7 +388,8 @@ def _info(name: str, heading: str, stack: Sequence[str]) -> dict[str, str]:
 INTERVAL_S = 0.01
 DEPTH_MAX = 100
 SWITCH_S = 0.0001
-"""Interval at which a waiting thread gets the interpreter while sampling.
+"""The interpreter's switch interval while sampling: how long a thread waits before it gets the
+interpreter.
 
 With the longer default, the loop would nearly always release the interpreter in `select` first, and
 the samples would show an idle loop.
@@ -405,8 +408,8 @@ IDLE_FILES = (
 
 Stack = tuple[str, ...]
 Samples = Counter[tuple[str, Stack]]
-"""Number of samples, by (name of the task, frames). The name is empty outside of all tasks; frames
-are outermost first.
+"""Counts the samples by (name of the asyncio task, frames). The name is empty outside of all tasks;
+frames are outermost first.
 """
 
 
@@ -473,7 +476,8 @@ class FlameSampler:
 
 
 def _retrieved(task: asyncio.Task[Samples]) -> None:
-    """Marks the task's error as retrieved, because its caller may not wait for it any more."""
+    """Marks the task's error as retrieved, because no caller may be waiting for the task any
+    more."""
     if not task.cancelled():
         task.exception()
 
@@ -485,7 +489,8 @@ def _look(
     looks: int,
     stop: threading.Event,
 ) -> Samples:
-    """Returns the samples of the stack of `thread`. Runs in a thread of its own."""
+    """Takes up to `looks` samples of the stack of `thread`, until `stop` is set, and returns them.
+    Runs in a thread of its own."""
     samples: Samples = Counter()
     for _ in range(looks):
         frames = procs.thread_frames(thread)

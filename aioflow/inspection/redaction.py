@@ -2,9 +2,9 @@
 headers and arguments.
 
 Errors and log records hold text of any length from any source, and the loop that runs the jobs
-shows them. So the time is linear in the length. Each pattern is anchored at a literal and uses
-possessive quantifiers. It never reads the same stretch a second time after a failure. Text beyond
-`CHARACTERS_MAX` is cut off.
+shows them. So redaction takes time linear in the length of the text. Each pattern is anchored at a
+literal and uses possessive quantifiers. So no pattern reads the same stretch a second time after it
+failed to match. Text beyond `CHARACTERS_MAX` is cut off.
 
 The patterns are compiled at their first use, not when a process starts: that takes 3 ms.
 """
@@ -18,7 +18,7 @@ __all__ = ["CHARACTERS_MAX", "HIDDEN", "hidden_in", "hide", "is_secret_name", "r
 HIDDEN = "***"
 
 CHARACTERS_MAX = 65_536
-"""Longest text that is searched.
+"""Number of characters of a text that are searched.
 
 A longer text is cut, and ends with a remark that says how much is missing.
 """
@@ -78,7 +78,8 @@ _ARGUMENT = rf"(?is)(?<![\w-])(--[\w.-]++)([\"']?(?:\s*+,\s*+|\s++))({_VALUE})"
 """Pattern of `--password x`, and of `'--password', 'x'` in a list of arguments."""
 
 _QUERY_KEY = r"(?i)([?&](?:key|auth|code|access)=)[^\s&\"'#]++"
-"""Pattern of a secret in the query of a URL, under a name that is an ordinary word elsewhere."""
+"""Pattern of a secret in the query of a URL, such as `?key=...`. Its name is an ordinary word
+elsewhere."""
 
 _SCHEME = r"(?i)\b(bearer|basic)(\s++)[\w.~+/=-]{8,}+"
 
@@ -90,7 +91,7 @@ _URL = r"://((?:(?!://)[^\s\"<>])++)"
 _hidden_values: tuple[str, ...] = ()
 """Values that are hidden wherever they stand, such as a token in the path of a URL.
 
-A long value comes before a short one, which may be its beginning.
+Longer values come first, because a short value may be the beginning of a long one.
 """
 
 _HIDDEN_CHARACTERS_MIN = 6
@@ -113,9 +114,10 @@ def hidden_in(content: bytes) -> tuple[str, ...]:
 
 
 def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
-    """Returns the first `characters_max` characters of `text`, with likely secrets hidden.
+    """Returns the first `characters_max` characters of `text`, with likely secrets hidden. A remark
+    says how many characters were cut off.
 
-    Names and places stay readable.
+    Only the values of secrets are hidden: names of settings, hosts and paths stay readable.
     """
     for value in _hidden_values:
         text = text.replace(value, HIDDEN)
@@ -144,8 +146,8 @@ def _without_argument(found: re.Match[str]) -> str:
 
 
 def _without_user(found: re.Match[str]) -> str:
-    """Hides the part before the host, up to the last `@`: passwords hold `@`, `/` and `:` that
-    should have been escaped.
+    """Hides the user and password of a URL, up to the last `@`. A password may hold `@`, `/` and
+    `:` that should have been escaped.
     """
     rest = found[1]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]

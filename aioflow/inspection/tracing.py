@@ -32,9 +32,10 @@ def traced(
     """Returns `function` with a span for one of `every` calls in each subtask.
 
     The span has the name of the function, or `name`, and the attributes `aioflow.job`,
-    `aioflow.operator` and `aioflow.subtask`. It continues the caller's trace. With `parent`, which
-    gets the arguments of each call and returns headers such as `{"traceparent": ...}`, it continues
-    the trace of these headers. Raises ValueError if `every` is not positive.
+    `aioflow.operator` and `aioflow.subtask`. The span continues the caller's trace, or with
+    `parent` the trace of the headers that `parent` returns. `parent` gets the arguments of each
+    call and returns headers such as `{"traceparent": ...}`. Raises ValueError if `every` is not
+    positive.
     """
     if every < 1:
         raise ValueError(f"every is {every}, expected the number of calls for one span, at least 1")
@@ -69,7 +70,7 @@ def _place() -> dict[str, str]:
 
 
 class RequestSpans:
-    """Makes a span for each request of a server of the engine, below the span of the caller."""
+    """Makes a span for each request to a server of the engine, as a child of the caller's span."""
 
     def __init__(self, tracer: Any, extract: Callable[[Mapping[str, str]], Any], kind: Any) -> None:
         self._tracer = tracer
@@ -90,8 +91,8 @@ class RequestSpans:
 
     @contextmanager
     def request(self, name: str, headers: Mapping[str, str]) -> Iterator[Any]:
-        """Makes a span for the duration of the block. Its parent is the span in `headers`, if they
-        have one.
+        """Makes a span for the duration of the block. Its parent is the span that `headers` name,
+        if they name one.
         """
         context = self._extract({key.lower(): value for key, value in headers.items()})
         with self._tracer.start_as_current_span(
