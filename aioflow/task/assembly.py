@@ -59,7 +59,8 @@ def create_runtime(
     processor: MailboxProcessor,
     output: TaskOutput,
 ) -> OperatorRuntime:
-    """Creates the runtime of the operators, which emit to `output`. It has no operators yet.
+    """Creates the runtime of the operators, which emit to `output`. The runtime has no operators
+    yet.
 
     In debug mode the chain detects functions that change shared values.
     """
@@ -192,7 +193,7 @@ class TaskAssembly:
             self._runtime.add(node, uid, group)
 
     def create_network_input(self, consumer: InputConsumer) -> NetworkInput:
-        """Creates the gates of all edges."""
+        """Creates the gates of all input edges. `consumer` receives their elements."""
         edges = []
         for gate in self._descriptor.inputs:
             channels, buffers = self._environment.partitions.open_gate(gate.channels)
@@ -210,7 +211,7 @@ class TaskAssembly:
         return network
 
     def create_source_input(self, consumer: InputConsumer) -> SourceInput:
-        """Creates the reader of the source, with this subtask's splits."""
+        """Creates the reader of the source, and the input that reads this subtask's splits."""
         context = self._runtime.head
         node, clock = self._descriptor.vertex.head, self._environment.host.clock
         assert node.source is not None
@@ -240,8 +241,8 @@ class TaskAssembly:
         )
 
     def _report_progress(self, watermark: int) -> None:
-        """Reports the event time of this task to the JobMaster, because other sources may wait for
-        it.
+        """Reports the event time `watermark` of this task to the JobMaster, because other sources
+        may wait until this task reaches a certain event time.
         """
         if self._environment.responder is not None:
             self._environment.responder.report_progress(self._descriptor.attempt, watermark)
@@ -272,8 +273,8 @@ class TaskAssembly:
         return metrics
 
     def state_input(self) -> StateInput:
-        """Returns an input that reads state from this worker's local copies if it has them,
-        otherwise from the store.
+        """Returns a reader of state files. It uses this worker's local copy of a file if there is
+        one, otherwise the store.
         """
         store = self._environment.store
         assert store is not None, "a task that is restored has a store to read from"
@@ -282,7 +283,9 @@ class TaskAssembly:
     async def read_channel_state(
         self, restore: TaskRestore, task_input: NetworkInput | SourceInput
     ) -> RestoredChannelState:
-        """Reads the restored in-flight data that this subtask processes first."""
+        """Reads the in-flight data of the restored checkpoint that this subtask has to process
+        before its new input.
+        """
         vertex = self._descriptor.vertex
         own = range_for_subtask(
             self._descriptor.attempt.subtask_index, vertex.parallelism, vertex.max_parallelism

@@ -1,5 +1,5 @@
-"""Feeds the barriers of a task's input to the alignment, and applies the verdicts of the alignment
-to the gates.
+"""Feeds the barriers of a task's input to the alignment, and applies the alignment's decisions
+("verdicts") to the gates.
 
 A barrier blocks its channel at the sender; no data is buffered here for an aligned channel.
 Verdicts are carried out in order. Verdicts after a `Take` wait until the checkpoint has been taken.
@@ -34,20 +34,18 @@ __all__ = ["BarrierListener", "InputBarriers"]
 
 
 class BarrierListener(Protocol):
-    """The interface of the object that acts on decisions of the alignment: the task's
-    checkpoints.
-    """
+    """The receiver of the alignment's decisions, implemented by `SubtaskCheckpoints`."""
 
     def due(self, take: Take) -> None:
-        """Takes a checkpoint before the next poll. The listener must call `InputBarriers.taken`
-        afterwards.
+        """Takes the checkpoint that `take` describes before the next poll of the input. The
+        listener must call `InputBarriers.taken` afterwards.
         """
 
     def announced(self, checkpoint_id: int) -> None:
         """Handles the announcement that the barriers of a checkpoint are on their way."""
 
     def time_out(self, at_ms: int) -> None:
-        """Schedules a call of `InputBarriers.tick` at this time of the wall clock."""
+        """Schedules a call of `InputBarriers.tick` at the wall-clock time `at_ms`."""
 
     def overtaken(self, checkpoint_id: int, channel: int, elements: list[bytes | Event]) -> None:
         """Stores elements that the barrier of `channel` overtook."""
@@ -58,9 +56,9 @@ class BarrierListener(Protocol):
         """
 
     def captured(self, checkpoint_id: int, channel: int) -> None:
-        """Ends the capture of `channel`: its later data is not part of the checkpoint.
+        """Ends the capture of `channel`, because its barrier has arrived.
 
-        The checkpoint was taken before the barrier of the channel came.
+        The checkpoint was taken before. Data behind the barrier is not part of the checkpoint.
         """
 
     def capture_complete(self, complete: CaptureComplete) -> None:
@@ -98,8 +96,8 @@ class InputBarriers:
     def barrier(
         self, channel: int, barrier: CheckpointBarrier, overtaken: list[bytes | Event]
     ) -> None:
-        """Handles a barrier. `overtaken` are the elements that it overtook and that wait at this
-        receiver.
+        """Handles the barrier of `channel`. `overtaken` are the elements that the barrier overtook
+        and that still wait at this receiver.
         """
         if overtaken and not self._alignment.is_over(barrier.checkpoint_id):
             self._listener.overtaken(barrier.checkpoint_id, channel, overtaken)
@@ -109,7 +107,8 @@ class InputBarriers:
     def announce(self, channel: int, barrier: CheckpointBarrier) -> None:
         """Handles a barrier that has arrived but waits behind data.
 
-        Starts its aligned timeout. The barrier of a void checkpoint is moved ahead of the data.
+        Starts the aligned timeout of the checkpoint. If the task will not take the checkpoint,
+        moves the barrier ahead of the data.
         """
         if barrier.aligned_timeout_ms is not None:
             self._count()
@@ -161,7 +160,9 @@ class InputBarriers:
         self._alignment.may_be_overtaken(channels)
 
     def taken(self) -> None:
-        """Notes that the due checkpoint was taken, or was given up, and applies later verdicts."""
+        """Notes that the due checkpoint was taken or given up, and applies the decisions that
+        waited for this.
+        """
         self._taking = False
         self._carry_out(())
 
@@ -201,11 +202,11 @@ class InputBarriers:
                     self._listener.capture_complete(complete)
 
     def _hurry(self, checkpoint_id: int) -> None:
-        """Moves the barriers of a void checkpoint that wait at this receiver ahead of the data.
+        """Moves waiting barriers ahead of the data if the task will not take their checkpoint.
 
-        Their producers send nothing more, not even the barriers of the next checkpoint, until these
-        barriers have been read. The data in front of them may have to wait until a call of an
-        operator ends.
+        The producers of these barriers send nothing more, not even the barriers of the next
+        checkpoint, until the barriers have been read. The data in front of them may have to wait
+        until a call of an operator ends.
         """
         for gate, index in self._places:
             gate.hurry(index, checkpoint_id)

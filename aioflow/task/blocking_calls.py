@@ -2,8 +2,9 @@
 
 A task that is cut short waits until its calls have ended, so that no new attempt runs beside them.
 `ending.EndWatch` limits the wait. A call that has not begun when the task is cut short never runs.
-The task does not wait for calls that their caller no longer awaits, because of a timeout. Before a
-rescaling cancels the tasks, it waits until their calls have ended; meanwhile no call begins.
+The task does not wait for a call whose caller has stopped awaiting it, for example after a timeout.
+Before a rescaling cancels the tasks, it waits until their calls have ended; meanwhile no call
+begins.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class BlockingCalls:
         self._may_begin.set()
 
     async def outlasting(self, timeout_s: float) -> OperatorContext | None:
-        """Waits until all calls have ended, for at most `timeout_s`. Returns the operator of a call
-        that has not ended, or None.
+        """Waits until all calls have ended, for at most `timeout_s`. Returns the context of an
+        operator whose call has not ended, or None.
         """
         await wait_all(list(self._open), timeout_s=timeout_s)
         # A call that has just ended stays in `_open` until the loop runs its callback.

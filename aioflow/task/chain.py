@@ -1,11 +1,11 @@
 """The operators of one task and the only loop that moves batches between them.
 
 A chain is a line of stages; neighbouring stateless operators are one stage. Work waits *before* a
-stage, never inside it. Work that is nearest to the output is processed first. So nothing overtakes,
-and little data waits. Each stage takes as many records as fit into one time slice, by its own
-measured cost for a record. The rest of the batch stays in front of the stage, as a view. `run`
-returns when the slice is spent, when nothing waits, or when the deepest stage has no room (an async
-operator that is full).
+stage, never inside it. Work that is nearest to the output is processed first. So no record
+overtakes another, and little data waits. Each stage takes as many records as fit into one time
+slice, by its own measured cost for a record. The rest of the batch stays in front of the stage, as
+a view. `run` returns when the slice is spent, when nothing waits, or when the deepest stage has no
+room (an async operator that is full).
 
 MAX_WATERMARK does not pass through the chain by itself. `end_event_time` gives it to each operator
 when the operator before has finished. So all output of an operator, even that of its
@@ -44,7 +44,7 @@ SLICE_NS = 2_000_000
 """Length of one slice. Mail, timers and other tasks of the loop run between slices."""
 
 COLUMN_RECORDS_LEAST = 4096
-"""Minimum slice of a column batch, for stages without user functions.
+"""Minimum number of records in a slice of a column batch, for stages without user functions.
 
 numpy's fixed cost makes smaller slices pointless.
 """
@@ -59,7 +59,7 @@ the batch.
 
 
 class ChainStatus(Enum):
-    """Why `run` returned."""
+    """Why `OperatorChain.run` returned."""
 
     IDLE = "nothing waits"
     MORE = "the slice is spent, work waits"
@@ -67,9 +67,9 @@ class ChainStatus(Enum):
 
 
 class _Forward(Operator):
-    """The only stage of a task without operators: a source whose records go straight to the output.
+    """The only stage of a source task without operators: its records go straight to the output.
 
-    It also measures the cost of the output.
+    The stage also measures the cost of the output.
     """
 
     reads_columns = True
@@ -131,10 +131,10 @@ class _Stage:
 
 
 class OperatorChain:
-    """Drives `operators` (head first), given here or by `add`.
+    """Drives `operators` (head first), which are passed to the constructor or to `add`.
 
     `output` takes the batches of the last operator. A slice ends early when `output_availability`
-    drops. `perf_ns` measures slices.
+    becomes unavailable. `perf_ns` is the clock that measures slices.
     """
 
     fuses = True
@@ -142,7 +142,7 @@ class OperatorChain:
     holds_end = True
     """Whether MAX_WATERMARK waits for `end_event_time`.
 
-    If False, it passes like any other watermark.
+    If False, MAX_WATERMARK passes through the chain like any other watermark.
     """
 
     def __init__(
@@ -171,15 +171,15 @@ class OperatorChain:
         self._input_taps: tuple[Tap, ...] = ()
         self._scope = scope
         self._heads: set[int] = set()
-        """Operators that begin a stage because restored work waits in front of them."""
+        """Indices of operators that begin a stage because restored work waits in front of them."""
         self.restored: deque[Waiting] = deque()
         """Restored in-flight data, to be processed before any new input."""
         self._early: list[
             tuple[int, RecordBatch]
         ] = []  # Emitted in `open`, before there were stages.
         self.over_room = False
-        """Whether operators that store their input accept more than they have room for, because a
-        checkpoint waits.
+        """Whether operators that store their input accept more records than they have room for,
+        because a checkpoint waits.
         """
         self.overfull: Operator | None = None
         """The last operator that took records beyond its room. The loop resets it to None."""
@@ -286,8 +286,8 @@ class OperatorChain:
         return self._blocked_on
 
     def limit_slice(self, records: int, columns: int) -> None:
-        """Limits slices to `records`, or `columns` for column batches: consumers want small
-        batches.
+        """Limits slices to `records` rows, or to `columns` records of a column batch, because
+        consumers want small batches.
 
         The usual limits still apply.
         """
@@ -307,7 +307,9 @@ class OperatorChain:
 
     @property
     def column_room(self) -> int:
-        """Number of records of a column batch that the head takes; it may need several slices."""
+        """Number of records of a column batch that the head takes at once. They may need several
+        slices.
+        """
         return self._slice_columns_max
 
     def push(self, batch: RecordBatch, input_index: int = 0) -> None:
@@ -340,9 +342,10 @@ class OperatorChain:
         self._emit(position, batch)
 
     def finish_pending(self) -> Iterator[None]:
-        """Continues suspended work until a checkpoint can store the rest, even without room.
+        """Continues the suspended work of operators until a checkpoint can store the rest, even if
+        the output has no room.
 
-        Yields after each slice.
+        A generator that yields after each slice.
         """
         deadline = self._perf_ns() + self._slice_ns
         for position in range(len(self._stages) - 1, -1, -1):

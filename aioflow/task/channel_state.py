@@ -9,8 +9,8 @@ it was passed on. The log starts with the event time before the data.
     file    1 version | 8 watermark | 1 idle (1), not aligned (2) | 4 channels | for each element:
             1 kind | 2 input | 2 stage | 4 length | content
 
-Only elements with records or event time are kept. Barriers are not, because they belong to one
-checkpoint. The end of data is sent again.
+Only elements with records or event time are kept. Barriers are not kept, because they belong to one
+checkpoint. EndOfData is not kept, because producers send it again after a restore.
 
 A restore makes one sequence of batches for the stages of each subtask. Each former subtask
 contributes one line (`_Line`) with all its in-flight data. Data nearest to the end of its chain
@@ -99,17 +99,17 @@ class Waiting(NamedTuple):
 
 
 class ChannelStateLog:
-    """The data that waits in one place (see the module), oldest first."""
+    """The in-flight data of one place, such as an input channel or a subpartition, in order."""
 
     __slots__ = ("_codec", "_owner", "_parts", "_tells_time")
 
     def __init__(
         self, codec: Codec, owner: str, time: ChannelTime = BEGINNING, channels: int = 0
     ) -> None:
-        """`owner` is named if a value cannot be encoded.
+        """`owner` is the task's name. The error for a value that cannot be encoded names it.
 
         `time` is the event time before the data, and `channels` the number of channels of the
-        input.
+        task's input; 0 if the log does not record it.
         """
         self._codec = codec
         self._owner = owner
@@ -149,18 +149,19 @@ class ChannelStateLog:
 
 
 class ChannelStateCapture:
-    """The channel state of one checkpoint. It is complete once `arrived` was called for everything
-    that `wait_for` named.
+    """The channel state (in-flight data) of one checkpoint of a task. The capture is complete once
+    `arrived` was called with every object that was passed to `wait_for`.
 
-    A value that cannot be encoded fails the checkpoint when it is written, not the task.
+    A value that cannot be encoded does not fail the task. `write` raises the error, which fails
+    only the checkpoint.
     """
 
     def __init__(self, checkpoint_id: int, codec: Codec, owner: str) -> None:
-        """`owner` is named if a value cannot be encoded."""
+        """`owner` is the task's name. The error for a value that cannot be encoded names it."""
         self.checkpoint_id = checkpoint_id
         self.channels: dict[int, ChannelStateLog] = {}
-        """Input channels whose barrier has not arrived yet -> log. Their data is stored until it
-        arrives.
+        """Maps each input channel whose barrier has not arrived yet to the log that stores its
+        data.
         """
         self._codec = codec
         self._owner = owner
@@ -170,9 +171,11 @@ class ChannelStateCapture:
         self._complete.set()
         self._failure: Exception | None = None
         self.overtook = False
-        """Whether the barrier overtook data anywhere."""
+        """Whether the barrier overtook data, in the input, the chain or the output."""
         self.alignment_ms: int | None = None
-        """Time until the last barrier arrived, if it arrived after the checkpoint was taken."""
+        """Time in ms until the last barrier arrived; None unless that was after the checkpoint was
+        taken.
+        """
         self.alignment_processed = 0
 
     def log(
@@ -183,7 +186,7 @@ class ChannelStateCapture:
         time: ChannelTime = BEGINNING,
         channels: int = 0,
     ) -> ChannelStateLog:
-        """Returns the log of this place, created on demand."""
+        """Returns the log of the place (`edge_id`, `side`, `index`), created on demand."""
         place = edge_id, side, index
         found = self._logs.get(place)
         if found is None:
@@ -197,7 +200,7 @@ class ChannelStateCapture:
         input_index: int = 0,
         stage: int = 0,
     ) -> None:
-        """Adds `elements` in order. An error is kept for `write`."""
+        """Adds `elements` to `log` in order. An encoding error is raised later, by `write`."""
         try:
             for element in elements:
                 log.add(element, input_index, stage)
@@ -261,16 +264,17 @@ class ChannelStateCapture:
 
 
 class RestoredChannelState(msgspec.Struct):
-    """Restored data in flight of one subtask."""
+    """The restored in-flight data that one subtask processes first."""
 
     waiting: list[Waiting]
     """Batches in processing order."""
     watermark: int
     """Watermark of the whole input after the restored data."""
     channels: dict[tuple[int, int], ChannelTime] = msgspec.field(default_factory=dict)
-    """Watermark and idleness of each channel after the data, by exchange and channel index.
+    """Watermark and idleness of each input channel after the restored data, by exchange and channel
+    index.
 
-    Only for channels that continue at their positions.
+    Contains only channels of exchanges that are the same as in the checkpoint.
     """
     channel_count: int = 0
     """Number of channels of the input to which `channels` belong."""
@@ -288,7 +292,9 @@ class _Element(NamedTuple):
 
 
 class _Line(msgspec.Struct):
-    """The data in flight of one former subtask, and the watermark of its input after that data."""
+    """The in-flight data of one former subtask, and the watermark `end` of its input after that
+    data.
+    """
 
     waiting: deque[Waiting]
     end: int
@@ -309,9 +315,9 @@ async def read_channel_state(
     """Reads the in-flight data that one subtask has to process. `inputs` maps each exchange to its
     logical input.
 
-    Operators from index `timed_stages` on have an event time that an operator of this chain
-    assigns. `limit` is the event time for new records if several former subtasks contribute data.
-    Raises RestoreError for a file that cannot be read.
+    `own` are the key groups of the subtask. An operator of the chain assigns event time for all
+    stages after index `timed_stages`. If data of several former subtasks is merged, its watermarks
+    are limited to `limit`. Raises RestoreError for a file that cannot be read.
     """
     reader = _Reader(source, codec, own, max_parallelism, inputs)
     lines = [await reader.line(one) for one in restore.in_flight]
@@ -336,7 +342,7 @@ async def read_channel_state(
 
 
 class _Reader:
-    """Reads this subtask's share of each former subtask."""
+    """Reads this subtask's share of the in-flight data of each former subtask."""
 
     def __init__(
         self,
@@ -383,7 +389,9 @@ class _Reader:
         return _Line(waiting, valve.watermark, states, max(len(channels), head.channels))
 
     async def reached(self, file: StateFile | None) -> int:
-        """Returns the event time of the input of a former subtask."""
+        """Returns the event time that the input of a former subtask had reached, from its `file`.
+        Without a file, returns MIN_WATERMARK.
+        """
         if file is None:
             return MIN_WATERMARK
         head, _ = _decode(
@@ -489,7 +497,8 @@ def _append(waiting: deque[Waiting], elements: Iterable[_Element], mark: int) ->
 def _append_time(waiting: deque[Waiting], outputs: Sequence[Watermark | WatermarkStatus]) -> None:
     """Appends the watermarks among `outputs` of a valve to `waiting`.
 
-    Idleness is left out: after a restart a stream is active until it reports otherwise.
+    Idleness is left out, because after a restart a stream is active until it reports that it is
+    idle.
     """
     waiting.extend(
         Waiting(0, 0, empty_batch(one.timestamp), MIN_WATERMARK)
@@ -499,8 +508,9 @@ def _append_time(waiting: deque[Waiting], outputs: Sequence[Watermark | Watermar
 
 
 def _before_the_end(line: _Line) -> int:
-    """Returns the watermark after `line`. MAX_WATERMARK is left out, because the inputs report
-    their end themselves.
+    """Returns the watermark after the data of `line`, the in-flight data of one former subtask.
+    Ignores MAX_WATERMARK and removes it from `line`, because the inputs report their end
+    themselves.
     """
     if line.end < MAX_WATERMARK:
         return line.end
@@ -511,7 +521,8 @@ def _before_the_end(line: _Line) -> int:
 
 
 def _merged(lines: Sequence[_Line], timed_stages: int, limit: int) -> RestoredChannelState:
-    """Merges lines in the order of the watermarks of their records, none of them above `limit`.
+    """Merges lines (see `_Line`) in the order of the watermarks of their records. Watermarks above
+    `limit` are lowered to it.
 
     A line whose data is used up keeps its last watermark, because later records of its former
     subtask may come here.
@@ -560,8 +571,8 @@ def _mark(one: Waiting) -> int:
 
 
 def _cut(one: Waiting, until: int) -> tuple[Waiting, Waiting | None]:
-    """Splits `one` after the records that see a watermark of at most `until`, at least after the
-    first record.
+    """Splits the batch of `one` in two. The first part contains the first record, and all records
+    that see a watermark of at most `until`.
 
     The first part carries no watermark after its records.
     """

@@ -58,7 +58,7 @@ class TaskCheckpoint:
 
     checkpoint_id: int
     is_aborted: bool = False
-    """Whether a notice of its abort arrived before the checkpoint was taken."""
+    """Whether the notice that the checkpoint is aborted arrived before the checkpoint was taken."""
     timeout_ms: int | None = None
     """Time in ms at which a timer makes the checkpoint unaligned; None without a timer."""
     take: Take | None = None
@@ -66,7 +66,8 @@ class TaskCheckpoint:
     due_s: float = 0.0
     """Time at which the checkpoint became due, on the monotonic clock."""
     left_behind: dict[int, list[bytes | Event]] = field(default_factory=dict)
-    """Input channel -> elements that its barrier overtook before the checkpoint was taken.
+    """Maps each input channel to the elements that its barrier overtook before the checkpoint was
+    taken.
 
     If the task was blocked meanwhile, several checkpoints may have such elements: the first one
     begins only once barriers of other channels have arrived.
@@ -85,8 +86,8 @@ class TaskCheckpoint:
     """Start of the asynchronous part in ms, on the monotonic clock."""
 
     def becomes_unaligned(self) -> bool:
-        """Makes a due checkpoint unaligned. Returns False if it is not due, or is unaligned or
-        taken already.
+        """Makes a due checkpoint unaligned. Returns False if the checkpoint is not due, or is
+        already unaligned or taken.
         """
         take = self.take
         if take is None or take.unaligned or self.snapshot is not None:
@@ -103,13 +104,13 @@ class TaskCheckpoint:
         output: TaskOutput,
         network: NetworkInput | None,
     ) -> None:
-        """Sends the barrier behind the waiting data, or ahead of it; then `capture` stores this
-        data.
+        """Sends the barrier: behind the waiting data if the checkpoint is aligned, otherwise ahead
+        of it. In the second case `capture` stores the waiting data.
 
         An aligned checkpoint has in-flight data at this point only if it interrupts timers that
-        fire. But its barrier may have to overtake later. It always stores the event time of the
-        input, because other subtasks may have in-flight data. A savepoint contains no in-flight
-        data in any subtask.
+        fire. But its barrier may have to overtake data later. Even an aligned checkpoint stores the
+        event time of the input, because other subtasks may have in-flight data. A savepoint
+        contains no in-flight data in any subtask.
         """
         if not take.unaligned:
             output.flush()
@@ -190,11 +191,11 @@ def _keep_chain(
 
 
 class StateStore(Protocol):
-    """The interface of the flow's store for a task."""
+    """The interface through which a task uses the flow's store of state."""
 
     def output(self, directory: str = "") -> StateOutput:
-        """Returns the output for state: below the flow's root, or below `directory`, the URL of a
-        savepoint.
+        """Returns a writer of state files below `directory`, the URL of a savepoint. An empty
+        `directory` means the flow's root.
         """
 
     def input(self) -> StateInput:
@@ -211,7 +212,7 @@ class _View(msgspec.Struct):
 
 
 class SubtaskSnapshot:
-    """All views of one checkpoint."""
+    """The views of the state of all operators of one subtask, for one checkpoint."""
 
     def __init__(self, barrier: CheckpointBarrier) -> None:
         self.barrier = barrier
@@ -222,7 +223,7 @@ class SubtaskSnapshot:
     ) -> None:
         """Does the synchronous part of the checkpoint, operator by operator, tail to head.
 
-        The task does nothing else until then, even if `snapshot_state` of an operator is
+        The task does nothing else until this is done, even if `snapshot_state` of an operator is
         asynchronous. `source` returns the positions of the source, whose context is the first and
         has no operator. After an error all views are cancelled.
         """
@@ -250,7 +251,9 @@ class SubtaskSnapshot:
         return _View(context.uid, keyed, operator, source)
 
     async def write(self, output: StateOutput, codec: Codec, *, finished: bool) -> SubtaskState:
-        """Writes all views, one after the other: the asynchronous part."""
+        """Does the asynchronous part of the checkpoint: writes all views, one after the other.
+        `finished` records that all operators have finished.
+        """
         handles = [await self._write(view, output, codec) for view in reversed(self._views)]
         return SubtaskState(tuple(handles), finished=finished)
 

@@ -23,11 +23,11 @@ the elements behind them are stored like in-flight data. A savepoint contains no
 it waits until all timers have fired. These are Flink's interruptible timers.
 
 An error in steps 1 to 3 fails the task too, because its state may be incomplete. An error in step 4
-declines the checkpoint, and the task goes on. After a checkpoint that holds, the task processes
-nothing until it is cancelled, or the checkpoint is aborted. Such a checkpoint is declined if a call
-in a thread does not end in time, because no new attempt may run beside the call. Checkpoint ids
-only rise: an id that is not above the last one is ignored. Notices about completed and aborted
-checkpoints reach every operator once, in order, tail to head.
+declines the checkpoint, and the task goes on. After a checkpoint with `holds`, before a rescaling,
+the task processes nothing until the task is cancelled or the checkpoint is aborted. Such a
+checkpoint is declined if a call in a thread does not end in time, because no new attempt may run
+beside the call. Checkpoint ids only rise: an id that is not above the last one is ignored. Notices
+about completed and aborted checkpoints reach every operator once, in order, tail to head.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ logger = logging.getLogger(__name__)
 ABORTED_MAX = 128
 """Maximum number of remembered aborts of checkpoints that have not begun here.
 
-Older aborts can be forgotten, because triggers of older checkpoints no longer come.
+Older aborts can be forgotten, because their triggers no longer arrive.
 """
 
 
@@ -121,7 +121,9 @@ class SubtaskCheckpoints:
         self._held_by: int | None = None
         """The checkpoint for which the task is held. If it is aborted, the task goes on."""
         self._checkpoints: dict[int, TaskCheckpoint] = {}
-        """Id -> checkpoint that this subtask knows, until it is written or aborted."""
+        """The checkpoints that this subtask knows, by id. Each is removed when it is written or
+        aborted.
+        """
         self._due: deque[TaskCheckpoint] = deque()
         self._prepared = 0
         self._announced = restored
@@ -210,11 +212,11 @@ class SubtaskCheckpoints:
             self._runtime.parking.resume()
 
     def time_out(self, at_ms: int) -> None:
-        """Schedules the switch from aligned to unaligned checkpoints at this time of the wall
-        clock.
+        """Schedules the switch from aligned to unaligned checkpoints at the wall-clock time
+        `at_ms`.
 
-        This is the only timer for it. It serves checkpoints that are being aligned, that are due,
-        and whose barrier waits in the output.
+        One timer serves checkpoints that are being aligned, checkpoints that are due, and
+        checkpoints whose barrier waits in the output.
         """
         self._schedule(at_ms, self._on_timeout)
 
@@ -267,7 +269,8 @@ class SubtaskCheckpoints:
     # One checkpoint.
 
     def prepare(self) -> bool | Awaitable[None]:
-        """Does step 1, as far as possible without waiting. Returns True when it is done.
+        """Does step 1 of the module's list, as far as possible without waiting. Returns True when
+        the step is done.
 
         Returns False if an operator emitted a batch, which has to leave the chain first. Returns an
         awaitable if an operator has to wait for its batch. In both cases, call again afterwards.
@@ -306,8 +309,8 @@ class SubtaskCheckpoints:
         self._runtime.emit_from(index, batch)
 
     async def _prepare_at_once(self) -> None:
-        """Does step 1 of a checkpoint that stores in-flight data: batches that operators emit now
-        are queued in the chain and stored too.
+        """Does step 1 of the module's list for a checkpoint that stores in-flight data. Batches
+        that operators emit now are queued in the chain and stored too.
 
         A window that is firing has no consistent state, so its firing is completed first. This does
         not wait for room in the output, but other tasks of the loop get their turns.
@@ -319,7 +322,7 @@ class SubtaskCheckpoints:
                 await prepared
 
     async def take(self) -> None:
-        """Does steps 0 and 2 to 4 of the first due checkpoint.
+        """Does steps 0 and 2 to 4 of the module's list for the first due checkpoint.
 
         If an operator raises, the checkpoint is declined, and the error is raised to fail the task.
         """
@@ -374,7 +377,7 @@ class SubtaskCheckpoints:
 
     def _begin(self, checkpoint: TaskCheckpoint) -> None:
         """Records `checkpoint` as the last one that has begun, and forgets older checkpoints that
-        have not begun: they never will.
+        have not begun, because they never will begin.
         """
         self._last = checkpoint.checkpoint_id
         self._checkpoints = {
@@ -386,7 +389,9 @@ class SubtaskCheckpoints:
     async def _write(
         self, checkpoint: TaskCheckpoint, take: Take, snapshot: SubtaskSnapshot
     ) -> None:
-        """Does steps 4 and 5. Raises only CancelledError."""
+        """Does steps 4 and 5 of the module's list: writes and acknowledges `checkpoint`. Raises
+        only CancelledError.
+        """
         barrier = take.barrier
         environment = self._environment
         assert environment.store is not None and environment.responder is not None, (

@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 CLEANUP_TIMEOUT_S = 30.0
-"""Time that `close()` of a function has at least, in a task whose stream has ended."""
+"""Minimum time in seconds that `close()` of a function may take after its stream has ended."""
 
 logger = logging.getLogger(__name__)
 
 WithinLimit = Callable[[Coroutine[Any, Any, None], str], Awaitable[BaseException | None]]
-"""A function that runs a coroutine, which closes the user code at the named place. It returns an
-error if that took too long.
+"""A function `limit(closing, place)` that runs the coroutine `closing`, which closes the user code
+at `place`. Returns an error if that took too long, otherwise None.
 """
 
 
@@ -50,7 +50,7 @@ async def close_reader(
     errors: list[BaseException],
     limit: WithinLimit | None = None,
 ) -> None:
-    """Closes the reader by calling `close`. An error goes into `errors`."""
+    """Closes the reader of the source `place` by calling `close`. An error goes into `errors`."""
     await _close(close, f"close() of {place}", errors, limit)
 
 
@@ -107,8 +107,8 @@ def attach_errors(first: BaseException, others: Sequence[BaseException]) -> None
 
 @contextmanager
 def naming(operator: Operator, what: str) -> Iterator[None]:
-    """Adds a note to errors inside the block that names the operator. `what` is the call in
-    progress.
+    """A context manager that adds a note to errors of its block. The note names the operator and
+    `what`, the call in progress.
     """
     try:
         yield
@@ -123,7 +123,7 @@ def naming_source(
     context: TaskOperatorContext, scope: Scope, what: str = "open()"
 ) -> Iterator[None]:
     """Attributes the tasks and threads that a reader starts in `open()` to the source, although the
-    scope may be at another operator.
+    current scope may name another operator.
     """
     token = enter_scope(scope.at(context))
     try:

@@ -51,13 +51,13 @@ T = TypeVar("T")
 
 
 class Resources(Protocol):
-    """The worker's resources: one instance per worker process and job."""
+    """Gives access to the resources of one job in this worker process."""
 
     async def get(self, resource: Resource) -> Any: ...
 
 
 class RuntimeOwner(Protocol):
-    """The task that the operators belong to."""
+    """The interface of the task that the operators belong to."""
 
     @property
     def host(self) -> Host: ...
@@ -194,7 +194,7 @@ METHODS: dict[type, str] = {
     ReducingStateDescriptor: "get_reducing_state",
     AggregatingStateDescriptor: "get_aggregating_state",
 }
-"""Method of the runtime context for each descriptor."""
+"""Name of the method of the runtime context for each class of state descriptor."""
 
 
 class TaskOperatorContext:
@@ -317,7 +317,7 @@ class TaskOperatorContext:
         )
 
     def run_in_scope(self, action: Callable[..., object], *args: object) -> object:
-        """Runs mail of this operator.
+        """Runs `action(*args)`, a mail of this operator.
 
         The current scope names the operator, and errors of the mail get a note that names it.
         """
@@ -361,7 +361,8 @@ class TaskOperatorContext:
         name: str,
         context: Context | None = None,
     ) -> asyncio.Task[None]:
-        """Starts a helper in the group of the task, with the context variables of `context`.
+        """Starts `coroutine` as a helper task in the group of the task, with the context variables
+        of `context`.
 
         An error of the helper fails the task, with a note that names this operator.
         """

@@ -8,7 +8,8 @@
 `finish` processes all remaining work. No checkpoint is taken meanwhile, since operators are between
 their last element and their end. `leave` then closes the stream. With checkpoints the task lingers
 first: it serves mail and barriers until a checkpoint taken after the end of its data has completed.
-So sinks commit, and a restart before that continues from the last checkpoint.
+Sinks commit with that checkpoint. A restart before it has completed continues from the previous
+checkpoint.
 
 The end of a cancelled task is enforced: `EndWatch` names user code that does not end, then closes
 it. A function that catches CancelledError and goes on would keep its task, its job and `cancel()`
@@ -76,7 +77,7 @@ class TaskPhase(IntEnum):
 
 
 class TaskLife:
-    """The phase of one task, for all of its parts."""
+    """The current phase of one task, which all parts of the task can read."""
 
     __slots__ = ("phase",)
 
@@ -130,9 +131,9 @@ class TaskEnd:
         return self._processed.is_available and self._checkpoints.may_end
 
     async def finish(self, *, drain: bool) -> None:
-        """Processes remaining work; with `drain` event time ends, and the operators finish.
+        """Processes the remaining work. With `drain`, event time ends and the operators finish.
 
-        Nothing is emitted after it.
+        Nothing is emitted after this method has returned.
         """
         self._life.phase = TaskPhase.FINISHING
         await self._settle()
@@ -200,8 +201,8 @@ logger = logging.getLogger(__name__)
 
 
 class EndWatch:
-    """Enforces the end of one task, from `begin` until `over`, which is called when its functions
-    have ended.
+    """Enforces the end of one task, from the call of `begin` until the call of `over`, when the
+    functions of the task have ended.
 
     Closing functions has its own timeout, see `close`. `group` contains the helper tasks of the
     task. `on_stuck(error)`, if given, ends the process. `on_abandoned` is called when the task
@@ -262,7 +263,7 @@ class EndWatch:
             self._timer = None
 
     def found(self, error: CancellationTimeout) -> None:
-        """Makes `error` the error of the task. A worker process ends with it."""
+        """Makes `error` the error of the task. In a worker process, ends the process with it."""
         self.error = error
         if self._on_stuck is not None:
             self._on_stuck(error)
@@ -275,16 +276,17 @@ class EndWatch:
         is_cut_short: bool,
         is_source: bool = False,
     ) -> TimeoutError | CancellationTimeout | None:
-        """Runs `closing`, which closes the function at `place`. Returns an error if it is cut off:
-        a CancellationTimeout only if the code goes on after its cancellation.
+        """Runs `closing`, which closes the function at `place`. Returns None if `closing` ends in
+        time. Otherwise returns a TimeoutError, or a CancellationTimeout if the code goes on after
+        its cancellation.
 
         `closing` is cancelled after a timeout. If the task has failed or was cancelled
-        (`is_cut_short`, or during this call), this is the cancellation timeout. If its stream has
-        ended, it is at least CLEANUP_TIMEOUT_S. All functions of a task that failed or was
-        cancelled together have the cancellation timeout and half of CLEANUP_TIMEOUT_S. Code that
-        swallows its cancellation ends a worker process, and is closed by force in the user's
-        program. The function of a source ends first, with a timeout of its own: see
-        `end_source_code`.
+        (`is_cut_short`, or during this call), the cancellation timeout applies. If the task's
+        stream has ended, the timeout is at least CLEANUP_TIMEOUT_S. All functions of a task that
+        failed or was cancelled together have the cancellation timeout and half of
+        CLEANUP_TIMEOUT_S. Code that swallows its cancellation ends a worker process, and is closed
+        by force in the user's program. The function of a source ends first, with a timeout of its
+        own: see `end_source_code`.
         """
         loop = asyncio.get_running_loop()
         if self._cut_short is None:
@@ -369,8 +371,8 @@ async def end_source_code(
     """Cancels `task`, in which the code of a source runs, and waits until it has ended.
 
     Returns None if the code ended within `timeout_s`. Otherwise closes the code by force, and
-    abandons it if it goes on even then. In this case returns an error that names `place`, and the
-    job's task by its `name`.
+    abandons it if it goes on even then. Then returns an error that names `place`, and the job's
+    task by `name`.
     """
     end_task(task)
     if await wait_all([task], timeout_s=timeout_s):

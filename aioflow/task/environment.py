@@ -1,9 +1,9 @@
 """The options of a run for its tasks, and the resources of one job on one worker.
 
 Resources are opened on first use, and closed after the last task, in reverse order. Each resource
-lives inside one asyncio task of its own from enter to exit. Libraries tie cancel scopes and context
-variables to the task that entered. Tasks that request a resource while it is being opened wait for
-it. If opening fails, all of them get the error.
+lives inside one asyncio task of its own from enter to exit. The reason is that libraries tie cancel
+scopes and context variables to the task that entered. Tasks that request a resource while it is
+being opened wait for it. If opening fails, all of them get the error.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class CheckpointResponder(Protocol):
 
 
 class PartitionRegistry(Protocol):
-    """Registers the partitions of this worker, and opens channels to those of all workers."""
+    """Registers this worker's partitions, and opens channels to the partitions of all workers."""
 
     def register(self, partition_id: PartitionId, partition: ResultPartition) -> None: ...
     def open_gate(
@@ -193,7 +193,7 @@ class TaskEnvironment:
     None if the process is the user's program: then the task is abandoned.
     """
     watch: LoopWatch | None = None
-    """The watch that reports what blocks the loop, while tasks run; None in a simulation."""
+    """Reports code that blocks the event loop while tasks run; None in a simulation."""
     advised: set[str] = field(default_factory=set)
     """Advice about running tasks that was already logged."""
     checked_edges: set[int] = field(default_factory=set)
@@ -206,7 +206,7 @@ class TaskEnvironment:
 
 
 class _Opened:
-    """One resource: its owner task, its value, and the request to close."""
+    """An opened resource: the task that owns it, its value, and the request to close it."""
 
     __slots__ = ("close", "error", "owner", "ready")
 

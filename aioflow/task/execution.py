@@ -10,7 +10,7 @@ A task that is cancelled before it runs never calls user code. An error that a c
 is logged. It is reported only if it was raised while closing. Consumers of a failed or cancelled
 task see their producer fail; they end CANCELED, not FAILED, and report that error. Only the input
 of the task can report a failed producer: a ProducerFailed of user code is an error like any other.
-If its asyncio task is cancelled by other code than the engine or a loop that shuts down, the task
+If code other than the engine or a loop that shuts down cancels a task's asyncio task, the task
 becomes FAILED, so that the job notices. After Flink's Task.
 """
 
@@ -59,8 +59,8 @@ class TaskExecution:
     def transition(
         self, expected: ExecutionState, new: ExecutionState, error: BaseException | None = None
     ) -> bool:
-        """Sets the state to `new` if it is `expected`, and then reports it. Returns whether it was
-        set.
+        """Changes the state from `expected` to `new`, and reports the new state. Returns False,
+        without a change, if the state is not `expected`.
         """
         if self.state is not expected:
             return False

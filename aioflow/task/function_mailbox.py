@@ -4,8 +4,9 @@ elements.
 So a callback may use the state and the attributes of its function without a lock, even if another
 thread has submitted the callback. After Flink's MailboxExecutor.
 
-Invariant: a callback runs in the asyncio task that owns the mailbox, or not at all. While it runs,
-the current key of the operator is `key`. Afterwards the former current key is restored.
+Invariant: a callback runs in the asyncio task that owns the mailbox, or not at all. While a
+callback runs, the current key of the operator is the `key` that it was submitted with. Afterwards
+the former current key is restored.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ class FunctionMailbox:
     def _bound(
         self, fn: Callable[..., object], args: tuple[Any, ...], key: Any
     ) -> Callable[[], object]:
-        """Returns a callable that calls `fn`. Raises StateError if `key` does not belong to this
-        subtask.
+        """Returns a callable that calls `fn(*args)` with `key` as the current key. Raises
+        StateError if `key` does not belong to this subtask.
         """
         if not callable(fn):
             raise TypeError(

@@ -24,7 +24,7 @@ class InputStatus(Enum):
 
 
 class InputConsumer(Protocol):
-    """Receives the elements of an input: the task."""
+    """The receiver of the elements of a task's input, implemented by `loop.Intake`."""
 
     def on_batch(self, batch: RecordBatch, input_index: int) -> None: ...
     def on_status(self, idle: bool) -> None: ...

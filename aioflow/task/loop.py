@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["Intake", "NetworkLoop", "SourceLoop", "TaskLoop"]
 
 LOOK_AHEAD_RECORDS = 4096
-"""Number of records waiting in front of the chain from which no further input is taken while timers
-fire.
+"""While timers fire, no further input is taken once this number of records waits in front of the
+chain.
 """
 
 InputT = TypeVar("InputT", NetworkInput, SourceInput)
@@ -115,7 +115,9 @@ class TaskLoop(ABC, Generic[InputT]):
         """Changed taps that the chain does not have yet, by operator index."""
 
     def act(self) -> Awaitable[None] | None:
-        """Does the first step that can act; returns what the mailbox loop must await."""
+        """Does the first step of the module's list that can act. Returns what the mailbox loop must
+        await, or None.
+        """
         checkpoints = self._checkpoints
         if checkpoints.is_held:
             self._hold()
@@ -150,7 +152,7 @@ class TaskLoop(ABC, Generic[InputT]):
         return self._life.phase is not TaskPhase.FINISHING
 
     def _hold(self) -> None:
-        """Suspends the default action until a mail ends the hold or this task."""
+        """Suspends the default action until a mail lifts the hold or ends this task."""
         self._output.flush()
         self._parking.suspend(IDLE)
 

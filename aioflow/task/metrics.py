@@ -1,9 +1,9 @@
 """The metrics of a task, under Flink's names: gauges that read plain integers on demand.
 
 The hot path only counts records in the chain and time parked in the mailbox. Everything else is
-computed at the reading. Shares of time and rates cover the time since a reading at least a second
-ago, so busy + idle + back-pressured is 1000. Soft back pressure: the task is parked because the
-output has no room. Hard back pressure: the task is parked because the output of a single record
+computed when a metric is read. Shares of time and rates cover the time since a reading at least a
+second ago, so busy + idle + back-pressured is 1000. Soft back pressure: the task is parked because
+the output has no room. Hard back pressure: the task is parked because the output of a single record
 exceeded the room. Waiting for a full async operator counts as busy, as in Flink.
 
 Latency markers measure how long records take from a source to each operator. A source sends one at
@@ -161,7 +161,7 @@ class TaskInputCounts(Protocol):
 
 
 class Gates(Protocol):
-    """The values that metrics read from an input of exchanges."""
+    """The values that metrics read from the input of a task that reads other tasks' output."""
 
     @property
     def gates(self) -> Sequence[InputGate]: ...
@@ -227,8 +227,8 @@ class Longest:
         self._one_before = self._now_s = 0.0
 
     def read(self, now: float) -> float:
-        """Returns the longest suspension in milliseconds. `now` is on the clock of the
-        constructor.
+        """Returns the longest suspension in milliseconds. `now` is a time in seconds, on the same
+        clock as the `now` of the constructor.
         """
         if now - self._begun >= WINDOW_S:
             self._begun, self._one_before, self._now_s = now, self._now_s, 0.0
@@ -377,8 +377,8 @@ class TaskMetrics:
         """Registers the lag of a source, and the event time of each split, up to `SPLITS_MAX`
         splits.
 
-        A reader emits at once what it fetches, so both lags are equal. `pending()` returns the
-        number of records that wait to be read, if the reader knows it.
+        A reader emits at once what it fetches, so the fetch lag and the emit lag are equal.
+        `pending()` returns the number of records that wait to be read, if the reader knows it.
         """
 
         def lags() -> list[float]:
@@ -494,7 +494,8 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 class LatencyStats:
-    """Histograms of the ages of latency markers, one for each operator of a chain and each source.
+    """Histograms of the ages of latency markers, one for each pair of a chain's operator and a
+    source.
 
     The highest p99 of them is a gauge of the task.
     """

@@ -53,15 +53,15 @@ flush does not seal batches that the consumer cannot read yet.
 
 FLUSH_FREE_CHANNELS = 8
 FLUSH_CHANNEL_NS = 125_000
-"""Extra age per channel above `FLUSH_FREE_CHANNELS`.
+"""Time added to the maximum age for each channel above `FLUSH_FREE_CHANNELS`.
 
 A flush makes a batch for each channel, and wakes the channel's reader. The age matters only for a
-task that is always busy; a task that sleeps flushes everything before.
+task that is always busy; a task flushes everything before it sleeps.
 """
 
 FLUSH_CHANNEL_RECORDS = 64
 FLUSH_LATER = 4
-"""Factor on the maximum age, after which a flush happens even with few records.
+"""Multiple of the maximum age after which a flush happens even with few records.
 
 Before that, a flush waits for `FLUSH_CHANNEL_RECORDS` records per extra channel. If readers and
 writer share a busy processor, reading the data of one flush may take longer than the time to the
@@ -69,7 +69,8 @@ next flush.
 """
 
 PIECES_MAX = 16
-"""Maximum number of batches into which a part is cut, unless batches would exceed their limits.
+"""Maximum number of batches into which one consumer's part of a batch is cut, unless the batches
+would exceed their size limits.
 
 A flat map may make a million records of one, for a consumer that wants small batches. All batches
 are queued at once, and each costs the loop ten microseconds or more.
@@ -478,7 +479,7 @@ class TaskOutput:
 
     @property
     def pool_usage(self) -> float:
-        """Usage of the fullest edge: 1 is full, more is overdraft."""
+        """Usage of the output buffers of the fullest edge: 1.0 means full, more means overdraft."""
         return max((writer.partition.pool_usage for writer in self._all), default=0.0)
 
     def broadcast_event(self, event: Event, *, blocking: bool = False) -> None:

@@ -207,10 +207,11 @@ class _Keyed:
         fields: tuple[str | int, ...] | None,
         keys_alone: bool,
     ) -> None:
-        """`expression` is the expression of `key`, for column batches. If it is None, they are
-        split as rows.
+        """`expression` computes `key` on column batches; with None, column batches are split as
+        rows.
 
-        `fields` are the fields that are sent.
+        `fields` are the fields of column batches that are sent. With `keys_alone`, rows are sent as
+        their keys only.
         """
         self._key = key
         self._body = body = body_of(key)
@@ -337,7 +338,8 @@ def _are_plain(keys: list[Any], types: list[type]) -> bool:
 
 
 class _Hash(_Keyed):
-    """Key -> key group -> subtask, through a cache: one dict look-up per record.
+    """Sends each record to the subtask that owns its key's key group. A cache from key to subtask
+    makes this one dict look-up per record.
 
     The loop is generated for the lists of the batch. If the consumer uses only one part of a
     record, only this part is sent. For a batch with few keys, one aggregated record per key may be

@@ -1,9 +1,9 @@
 """Restores the state of a subtask before its operators are initialised.
 
-Keyed state and timers are restored from the handles of all former subtasks that have key groups of
-this one. The backend reads the key groups of its range. Operator state is restored from the files
-of all former subtasks, in order, and each new subtask computes its own share. The positions of a
-source are part of its splits.
+Keyed state and timers are restored from the handles of all former subtasks that had key groups of
+this subtask. The backend reads the key groups of its range. Operator state is restored from the
+files of all former subtasks, in order, and each new subtask computes its own share. The positions
+of a source are part of its splits.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FINISHED = f"{INTERNAL_PREFIX}finished"
-"""Name of a union list state of the head of a task. Each finished subtask puts the parallelism into
-it.
+"""Name of a union list state of the head of a task. Each finished subtask puts its parallelism into
+this list.
 """
 
 
@@ -77,7 +77,7 @@ def refuse_unclaimed(
 ) -> None:
     """Refuses state that an open operator cannot use, so that it is not dropped silently.
 
-    `changes` is a text with the settings of the operator that have changed. A function may claim
+    `changes` is a text that lists changed settings of the operator, or None. A function may claim
     its state with the first element, or later, so its unclaimed state is kept. Raises RestoreError.
     """
     state = context.operator_state
@@ -113,7 +113,8 @@ def _lost(unclaimed: Iterable[str], is_lent: bool) -> list[str]:
 
     Lists that only describe other state, or the progress of an operator, are worth nothing without
     that state. Lists of elements and of writes in progress should have been claimed in `open`. All
-    other lists belong to functions, which may claim theirs later if `is_lent`.
+    other lists belong to a user function. If `is_lent`, the function has access to the state and
+    may still claim them, so they are not lost.
     """
     # Here, not above: a worker would load all operators, and a restore needs these names rarely.
     from aioflow.operators.aggregate.running import AGGREGATE

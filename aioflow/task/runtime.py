@@ -310,7 +310,7 @@ class OperatorRuntime:
         return sum(service.fired for context in self.contexts for service in context.timer_services)
 
     def busy(self) -> Operator | None:
-        """Returns an operator that still expects results without any further input."""
+        """Returns an operator that still expects results without any further input, or None."""
         return next((operator for operator in self.operators if operator.busy), None)
 
     # Requests of the contexts (TaskServices).
@@ -415,7 +415,7 @@ class OperatorRuntime:
     async def snapshot_state(self, checkpoint_id: int) -> None:
         """Lets each operator store its data in its state, tail to head.
 
-        Awaits what an operator returns.
+        Awaits the result of an operator whose `snapshot_state` is asynchronous.
         """
         for operator in reversed(self.operators):
             self.scope.operator_context = operator.ctx

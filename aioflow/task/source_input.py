@@ -1,8 +1,8 @@
 """The input of a source task: polls a SourceReader and assigns event time.
 
-An empty poll becomes unavailability. Watermarks are made here, split by split (`split_watermarks`).
-A reader names the split of its last batch in `current_split`. A reader without this attribute reads
-one stream.
+After an empty poll the input is unavailable until the reader has data. Watermarks are made here,
+split by split (`split_watermarks`). A reader names the split of its last batch in `current_split`.
+A reader without this attribute reads one stream.
 
 Idleness is the time during which the reader was polled and had no data. It does not grow while the
 reader is not polled. When the whole reader is silent, the task is idle. A silent split does not
@@ -286,8 +286,8 @@ class SourceInput:
     def stop(self, *, drain: bool) -> None:
         """Ends the source at its current position. Event time ends only with `drain`.
 
-        A reader with a `stop` method has acknowledged records to an outside system. It accepts no
-        more, and is read to its end.
+        A reader with a `stop` method has acknowledged records to an outside system. Such a reader
+        accepts no more records, and is read to its end.
         """
         self._stopped = InputStatus.END_OF_DATA if drain else InputStatus.STOPPED
         self._drains_reader = self._reader.drains

@@ -242,7 +242,9 @@ class QuietSplits:
         self._paused_at_ms: int | None = None
         self._polls = 0
         self._last: dict[str, tuple[int, int]] = {}
-        """Split -> time without pauses and number of polls, both at its last record."""
+        """Maps each split to the polled time (without pauses) and the number of polls, both at the
+        split's last record.
+        """
         self.idle: dict[str, None] = {}
         self.add(splits, now_ms)
 

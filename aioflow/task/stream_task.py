@@ -223,14 +223,14 @@ class StreamTask:
         self._watch_over_end.begin(owner, helpers_only=True)
 
     def end(self, owner: asyncio.Task[Any]) -> None:
-        """Cancels the task, which `owner` runs."""
+        """Cancels the task. `owner` is the asyncio task that runs it."""
         end_task(owner)
         self._watch_over_end.begin(owner)
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
         """Cancels the asyncio task that runs the code of the source, and waits for its end.
 
-        Code that does not end in time is an error of this task, if the task was cancelled too.
+        If the code does not end in time, and the task was cancelled too, the task gets an error.
         """
         place, timeout_s = source_place(self._runtime.head), self._options.cancellation_timeout_s
         error = await end_source_code(task, place, self.name, timeout_s)
@@ -498,8 +498,8 @@ class StreamTask:
     # Requests of the worker, on the loop.
 
     def fail_partitions(self, error: BaseException) -> None:
-        """Passes the error of a task that is over to its consumers, if its streams have not
-        ended.
+        """Passes the error of this task, which has failed or was cancelled, on to its consumers.
+        Has no effect on partitions that have ended.
         """
         self._output.fail(error)
 
@@ -627,7 +627,8 @@ async def _answered(
     over: JobNotRunning,
     what: str = "query state",
 ) -> Any:
-    """Returns the result of `question()`, awaited if necessary, run as mail `what` of the task.
+    """Runs `question()` as a mail of the task, described as `what`. Returns its result, awaited if
+    necessary.
 
     Raises `over` if the task ends first.
     """
