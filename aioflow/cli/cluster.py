@@ -1,7 +1,7 @@
 """The commands that start and stop the processes of a cluster: `jobmanager`, `taskmanager` and
 `cluster`.
 
-`local_cluster` starts and ends the processes of `cluster` on this machine.
+The module `local_cluster` starts and ends the processes for the command `cluster`.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def _add_jobmanager(commands: Any) -> None:
     jobmanager = commands.add_parser(
         "jobmanager",
         help="run a JobManager",
-        description="Take jobs and hand out the slots of TaskManagers.",
+        description="Accept jobs, and run them in the slots of TaskManagers.",
     )
     jobmanager.add_argument(
-        "--port", type=port, default=PORT, help=f"where to listen ({PORT}); 0: any free port"
+        "--port", type=port, default=PORT, help=f"port to listen at ({PORT}); 0: any free port"
     )
     jobmanager.add_argument(
         "--bind",
@@ -94,13 +94,13 @@ def _add_jobmanager(commands: Any) -> None:
         type=Path,
         default=DATA,
         metavar="DIR",
-        help=f"jobs and lease are kept there ({DATA})",
+        help=f"directory for the jobs and the lease ({DATA})",
     )
     jobmanager.add_argument(
         "--secret-file",
         type=Path,
         metavar="FILE",
-        help="the shared secret (DIR/secret, made when absent)",
+        help="file with the shared secret (DIR/secret, created if missing)",
     )
     jobmanager.add_argument(
         "--taskmanagers",
@@ -131,16 +131,16 @@ def _add_taskmanager(commands: Any) -> None:
         "--jobmanager",
         type=addresses,
         metavar="HOST:PORT[,...]",
-        help=f"whom to register at (127.0.0.1:{PORT})",
+        help=f"JobManager to register with (127.0.0.1:{PORT})",
     )
     taskmanager.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
-        help="of the JobManagers: the lease in it says which of them leads",
+        help="directory of the JobManagers; its lease names the leader",
     )
-    taskmanager.add_argument("--slots", type=positive, default=1, help="how many (1)")
-    reached = "address at which others reach it (127.0.0.1)"
+    taskmanager.add_argument("--slots", type=positive, default=1, help="number of slots (1)")
+    reached = "address at which other processes reach it (127.0.0.1)"
     taskmanager.add_argument(
         "--bind", type=bind_address, default="127.0.0.1", metavar="ADDRESS", help=reached
     )
@@ -148,13 +148,13 @@ def _add_taskmanager(commands: Any) -> None:
         "--secret-file",
         type=Path,
         metavar="FILE",
-        help=f"the shared secret (DIR/secret, without DIR {DATA}/secret)",
+        help=f"file with the shared secret (DIR/secret; without --data {DATA}/secret)",
     )
     taskmanager.add_argument(
         "--health",
         type=monitor_address,
         metavar="HOST:PORT",
-        help="serve /healthz and /readyz there, for probes; port 0: any free one",
+        help="serve /healthz and /readyz at this address, for probes; port 0: any free port",
     )
     _add_process_options(taskmanager)
     _add_network_memory(taskmanager)
@@ -175,15 +175,15 @@ def _add_cluster(commands: Any) -> None:
         "--workers",
         type=count,
         metavar="N",
-        help="how many TaskManagers (one a processor; with --slots 1)",
+        help="number of TaskManagers (one per processor; if --slots is given, 1)",
     )
     start.add_argument(
         "--slots",
         type=positive,
-        help="slots of each, which share its process (1; with --workers one a processor)",
+        help="slots of each TaskManager (1; if --workers is given, one per processor)",
     )
     start.add_argument(
-        "--port", type=port, default=PORT, help=f"of the JobManager ({PORT}); 0: any free port"
+        "--port", type=port, default=PORT, help=f"port of the JobManager ({PORT}); 0: any free port"
     )
     add_monitor_options(start)
     add_log_options(start)
@@ -195,7 +195,7 @@ def _add_cluster(commands: Any) -> None:
     status.set_defaults(carry_out=_status)
     add_access_options(status)
     stop = actions.add_parser(
-        "stop", help="end all its processes; jobs that run are taken up again at the next start"
+        "stop", help="end all processes of a cluster; its running jobs continue at the next start"
     )
     stop.set_defaults(carry_out=partial(in_directory, stop_cluster))
     for action in (start, stop):
@@ -204,7 +204,7 @@ def _add_cluster(commands: Any) -> None:
             type=Path,
             default=DATA,
             metavar="DIR",
-            help=f"everything about it is there ({DATA})",
+            help=f"directory of the cluster ({DATA})",
         )
         add_tls_options(action)
 
@@ -216,7 +216,7 @@ def _add_process_options(process: argparse.ArgumentParser) -> None:
         "--allow-plaintext",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="listen off loopback without TLS: others may read along",
+        help="allow an address off loopback without TLS; others can then read the traffic",
     )
 
 
@@ -236,7 +236,7 @@ def _add_network_memory(command: argparse.ArgumentParser) -> None:
         type=network_memory,
         default=NETWORK_MEMORY_BYTES,
         metavar="SIZE",
-        help="memory of each TaskManager for data between tasks, of all its jobs (64MiB)",
+        help="memory of each TaskManager for data between tasks, shared by all jobs (64MiB)",
     )
 
 

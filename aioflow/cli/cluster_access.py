@@ -2,9 +2,9 @@
 and the message if no JobManager answers.
 
 `processes_of` finds the processes of a cluster on this machine by their command lines. `aioflow
-cluster start` records only the processes that it starts (`pids`). Others are started by hand or by
-a supervisor: a JobManager after a crash, a standby, further TaskManagers. `aioflow cluster stop`
-must find and end all of them.
+cluster start` records only the processes that it starts (`pids`). Other processes are started by
+hand or by a supervisor: a JobManager after a crash, a standby, further TaskManagers. `aioflow
+cluster stop` must find and end them too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ OPTIONS = ("--tls-cert", "--tls-key", "--tls-ca")
 
 
 def add_tls_options(command: argparse.ArgumentParser) -> None:
-    """Adds the TLS options to a command. A user must give all three or none."""
+    """Adds the TLS options to a command. A user must give all three of them (certificate, key and
+    authority) or none.
+    """
     group = command.add_argument_group(
         "TLS between the processes of a cluster, each of which proves itself by a certificate"
     )
@@ -71,18 +73,18 @@ def add_tls_options(command: argparse.ArgumentParser) -> None:
         "--tls-ca",
         type=Path,
         metavar="FILE",
-        help="the authority that has signed the certificates of all (PEM)",
+        help="certificate of the authority that signed all the certificates (PEM)",
     )
 
 
 def add_access_options(command: argparse.ArgumentParser) -> None:
-    """Adds the options that select the cluster for a command, and that the connection needs."""
+    """Adds the options with which a command finds its cluster and connects to it."""
     add_tls_options(command)
     command.add_argument(
         "--at",
         type=addresses,
         metavar="HOST:PORT[,...]",
-        help=f"the JobManager, or several (of the cluster whose secret it is; 127.0.0.1:{PORT})",
+        help=f"the JobManagers (the address in the secret's directory, or 127.0.0.1:{PORT})",
     )
     whose = command.add_mutually_exclusive_group()
     secret = DATA / "secret"
@@ -91,7 +93,7 @@ def add_access_options(command: argparse.ArgumentParser) -> None:
         type=Path,
         default=secret,
         metavar="FILE",
-        help=f"the shared secret ({secret})",
+        help=f"file with the shared secret ({secret})",
     )
     whose.add_argument(
         "--data",
@@ -99,7 +101,7 @@ def add_access_options(command: argparse.ArgumentParser) -> None:
         dest="secret_file",
         default=argparse.SUPPRESS,
         metavar="DIR",
-        help="of the cluster, as for aioflow cluster start: its secret and its address are there "
+        help="directory of the cluster, as for aioflow cluster start; has its secret and address "
         f"({DATA})",
     )
 
@@ -107,8 +109,8 @@ def add_access_options(command: argparse.ArgumentParser) -> None:
 def _secret_in(directory: str) -> Path:
     """Returns the path of the secret in a cluster's directory.
 
-    The same directory contains the file with the cluster's address, so `find_started` can find it
-    from this path.
+    The same directory contains the file with the cluster's address, so `find_started` can derive
+    the address from the returned path.
     """
     return Path(directory) / "secret"
 
@@ -135,9 +137,9 @@ def tls_arguments(arguments: argparse.Namespace) -> list[str]:
 
 
 def secured_host(arguments: argparse.Namespace) -> Host:
-    """Returns a host that uses TLS for cluster connections if the options say so.
+    """Returns a host that uses TLS for cluster connections if the TLS options were given.
 
-    Raises NotAuthenticated for files that cannot be used.
+    Raises NotAuthenticated if one of the TLS files cannot be used.
     """
     files = tls_files(arguments)
     allow_plaintext = getattr(arguments, "allow_plaintext", False)
@@ -196,8 +198,8 @@ def _from_proc() -> Iterator[tuple[int, list[str]]]:
 
 
 def _from_ps() -> Iterator[tuple[int, list[str]]]:
-    """Yields the same as `_from_proc`, on systems without /proc. Arguments with spaces
-    are split.
+    """Yields the pid and the arguments of each process from the output of `ps`, on systems without
+    /proc. An argument that contains spaces becomes several.
     """
     listing = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True
@@ -209,9 +211,10 @@ def _from_ps() -> Iterator[tuple[int, list[str]]]:
 
 
 def _command(argv: list[str]) -> str:
-    """Returns "jobmanager" or "taskmanager" if `argv` runs one, otherwise "".
+    """Returns the role of the process with the arguments `argv`: "jobmanager", "taskmanager", or ""
+    for any other process.
 
-    A wrapper that only starts one of them, such as `timeout`, does not count.
+    A wrapper such as `timeout`, which only starts a JobManager or TaskManager, does not count.
     """
     if os.path.basename(argv[0]).lower().startswith("python"):
         for program, command in pairwise(argv):
@@ -233,7 +236,8 @@ def _environment(pid: int) -> dict[str, str]:
 def _data(argv: list[str], command: str, environ: dict[str, str], base: Path) -> str | None:
     """Returns the value of `--data`: from `argv`, from the settings of the process, or the default.
 
-    Returns None for a TaskManager without `--data`, because its JobManager ends it.
+    Returns None for a TaskManager without `--data`. `aioflow cluster stop` need not find it,
+    because its JobManager ends it.
     """
     given = None
     for option, value in zip(argv, [*argv[1:], ""], strict=True):
@@ -279,9 +283,9 @@ def asking(
 def run_on_host(
     arguments: argparse.Namespace, body: Callable[[Host], Coroutine[Any, Any, int]]
 ) -> int:
-    """Runs `body` in a new event loop, and returns the exit code of the command.
+    """Runs `body(host)` in a new event loop, and returns its result, the exit code of the command.
 
-    A failure of the cluster or the system is printed as one line.
+    A failure of the cluster or the operating system is printed as one line.
     """
 
     async def on_a_host() -> int:
@@ -344,8 +348,10 @@ def secret_of(path: Path) -> bytes:
 
 
 def find_started(arguments: argparse.Namespace) -> None:
-    """Sets `--at` if it was not given: to the address of the cluster that was started in this
-    directory, or else to the default address.
+    """Sets `--at` if the user did not give it.
+
+    The address is read from the directory of the secret file, where a started cluster has written
+    it. If there is none, the default address is used.
     """
     if arguments.at is None:
         data = arguments.secret_file.parent
@@ -353,8 +359,8 @@ def find_started(arguments: argparse.Namespace) -> None:
 
 
 def leader_retrieval_of(data: Path) -> LeaderRetrieval:
-    """Returns the means to find the leading JobManager of the directory `data`. Begins with the
-    address of the JobManager that started last.
+    """Returns an object that finds the leading JobManager of the cluster in the directory `data`.
+    It first tries the address of the JobManager that started last.
 
     Raises FileNotFoundError if there is no file with the address, and UsageError if the file has no
     valid address.

@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Returns the arguments.
+    """Returns the parsed arguments.
 
     argparse accepts an optional positional argument only before the options. A command with
     `after_options` also accepts its last positional argument after the options.
@@ -105,9 +105,10 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Na
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """Returns a parser that knows `command`.
+    """Returns a parser that has the command `command`.
 
-    It also knows the commands of other modules, unless `command` belongs to this module.
+    If this module defines `command`, the modules of other commands are not imported, except for
+    `config`.
     """
     parser = argparse.ArgumentParser(
         prog="aioflow", description="A stateful stream processor for asyncio."
@@ -140,7 +141,7 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run a flow",
-        description="Run a flow to its end. Ctrl-C stops it, a second one at once.",
+        description="Run a flow to its end. Ctrl-C stops it, a second Ctrl-C ends it at once.",
     )
     run.add_argument("target", metavar="TARGET", help=TARGET_HELP)
     _add_job_options(run)
@@ -172,11 +173,13 @@ def _add_graph(commands: Any) -> None:
         "--format",
         choices=("text", "mermaid", "svg", "json"),
         default="text",
-        help="what goes to standard output (text); json: as /jobs/ID/plan of REST",
+        help="format on standard output (text); json: as /jobs/ID/plan of the REST interface",
     )
-    graph.add_argument("--svg", metavar="FILE", type=Path, help="write a picture there instead")
     graph.add_argument(
-        "--mermaid", metavar="FILE", type=Path, help="write a Mermaid flowchart there instead"
+        "--svg", metavar="FILE", type=Path, help="write an SVG picture to FILE instead"
+    )
+    graph.add_argument(
+        "--mermaid", metavar="FILE", type=Path, help="write a Mermaid flowchart to FILE instead"
     )
     graph.set_defaults(carry_out=_graph)
 
@@ -185,7 +188,7 @@ def _add_config(commands: Any) -> None:
     config = commands.add_parser(
         "config",
         help="show the settings of a command, each with its origin",
-        description="Show the settings of a command as arguments, environment and file have them: "
+        description="Show the settings of a command from arguments, environment and settings file: "
         "aioflow config run --every 5s.",
     )
     config.add_argument(
@@ -203,8 +206,8 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
         "--on",
         type=_place,
         metavar="spark[=MASTER]",
-        help="run as a job of Spark, such as spark=spark://host:7077 (without =MASTER: that of "
-        "spark-defaults.conf, or local[*])",
+        help="run as a job of Spark, such as spark=spark://host:7077 (without =MASTER: the "
+        "master in spark-defaults.conf, or local[*])",
     )
     add_checkpoint_options(parser)
     add_run_options(parser)
@@ -218,7 +221,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=0,
         metavar="N",
-        help="run over N worker processes (0: everything in this one)",
+        help="run in N worker processes (0: run everything in this process)",
     )
     add_monitor_options(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
@@ -228,7 +231,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _place(text: str) -> Any:
-    """Returns the `aioflow.Spark` that the value of `--on` names."""
+    """Parses the value of `--on`, such as "spark=MASTER", into an `aioflow.Spark`."""
     name, _, master = text.partition("=")
     if name != "spark":
         raise argparse.ArgumentTypeError(f"expected spark, or spark=MASTER, got {text!r}")
@@ -372,7 +375,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _own_name() -> str:
-    """Returns how the user started this program, for lines that can be copied to a shell."""
+    """Returns the command that started this program, for lines that users copy to a shell."""
     if Path(sys.argv[0]).stem != "aioflow":
         return f"{os.path.relpath(sys.executable)} -m aioflow"
     return "aioflow" if shutil.which("aioflow") else os.path.relpath(sys.argv[0])

@@ -26,8 +26,8 @@ A usual night is shorter.
 """
 
 NIGHT = "5h"
-"""Offset of day windows from midnight UTC: midnight in New York. (In summer, one in the
-morning.)
+"""Offset of day windows from midnight UTC. 05:00 UTC is midnight in New York in winter, and 01:00
+in summer.
 """
 
 CANCELLED = af.OutputTag[Flight]("cancelled")
@@ -218,8 +218,8 @@ class Alarm(NamedTuple):
     """An alarm: no plane left airport `origin` from `since` to `until`. `until` is None while the
     alarm lasts.
 
-    Times are in ms. `cancelled` is the number of flights cancelled since then. When the input ends,
-    no airport has further departures, so the last alarms stay open.
+    Times are in ms. `cancelled` is the number of flights cancelled after `since`. When the input
+    ends, no airport has further departures, so the last alarms never end.
     """
 
     origin: str
@@ -259,7 +259,7 @@ class QuietAirport(af.KeyedProcessFunction[str, Flight, Alarm]):
 
 
 def flow() -> af.Flow:
-    """Returns the flow on the installed data. Its report is not shown.
+    """Returns the flow of the demonstration on the installed data. The flow's report is not shown.
 
     Use it, for example, with `aioflow graph aioflow.cli.demo:flow`.
     """
@@ -273,12 +273,16 @@ class Report:
     """
 
     airlines: list[Any] = field(default_factory=list)
-    """A WindowResult for each airline's year: flights, minutes, worst, late15."""
+    """One WindowResult for each airline, over the year. Its value has the numbers of flights,
+    minutes of delay, the longest delay, and the number of delays above 15 minutes.
+    """
     worst_days: list[AirlineDay] = field(default_factory=list)
     skies: list[Any] = field(default_factory=list)
-    """A WindowResult for each kind of weather: flights, minutes, late15."""
+    """One WindowResult for each kind of weather. Its value has the number of flights, the minutes
+    of delay, and the number of delays above 15 minutes.
+    """
     alarms: list[Alarm] = field(default_factory=list)
-    """Alarms: each appears when it is raised, and again when it ends."""
+    """Alarms. An alarm is added when it is raised, and again when it ends."""
     late: list[Flight] = field(default_factory=list)
     """Flights that came after the window of their day had closed."""
     cancelled: dict[str, int] = field(default_factory=dict)
@@ -292,7 +296,8 @@ class Report:
 def report_lines(report: Report, result: af.JobResult, *, workers: int = 0) -> Iterator[str]:
     """Yields the lines of the report on a year of flights.
 
-    `result` is the result of the job, which had `workers` worker processes.
+    `result` is the result of the job. `workers` is the number of its worker processes, 0 if it ran
+    in this process.
     """
     yield from _airlines(report)
     yield from _worst_days(report)

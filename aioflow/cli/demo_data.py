@@ -27,7 +27,8 @@ MINUTE_MS = 60_000
 class Flight(NamedTuple):
     """One flight out of New York.
 
-    Times are ms since the epoch, UTC; `delay` is minutes, negative if early, None if cancelled.
+    Times are in ms since 1970, UTC. `delay` is in minutes: negative if the plane left early, None
+    if the flight was cancelled.
     """
 
     carrier: str
@@ -44,7 +45,9 @@ class Flight(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The weather at one airport in one hour. The units are miles, inches, and miles per hour."""
+    """The weather at one airport in one hour. `visibility` is in miles, `rain` in inches, and
+    `wind` in miles per hour.
+    """
 
     origin: str
     time: int

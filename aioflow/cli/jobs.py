@@ -51,14 +51,16 @@ __all__ = ["add_commands", "how_far", "print_jobs", "remote_cluster"]
 
 DISPOSE = "dispose"
 """Word that `savepoint` accepts in place of a job. It cannot be the beginning of a job id, because
-ids have hex digits.
+ids consist of hex digits.
 """
 
 STATUS_WIDTH = 12
 """Width of the longest status, INITIALIZING, so that the next columns are aligned."""
 
 OWN_ERRORS = ("CheckpointError:", "RestoreError:")
-"""Beginnings of job errors whose messages may name arguments. The arguments are shown as flags."""
+"""Beginnings of the texts of job errors that may name arguments of the API, which are shown as
+command line flags.
+"""
 
 
 def add_commands(commands: Any) -> None:
@@ -99,7 +101,7 @@ def _add_submit(commands: Any) -> argparse.ArgumentParser:
         "--restarts",
         type=count,
         metavar="N",
-        help="try again so often when a task fails (0; with --checkpoints always)",
+        help="number of restarts after failures (0; with --checkpoints: no limit)",
     )
     add_checkpoint_options(submit)
     submit.set_defaults(carry_out=_submit)
@@ -108,21 +110,21 @@ def _add_submit(commands: Any) -> argparse.ArgumentParser:
 
 def _add_stop(commands: Any) -> argparse.ArgumentParser:
     stop_job: argparse.ArgumentParser = commands.add_parser(
-        "stop", help="end the sources of a job; what is under way reaches the sinks"
+        "stop", help="end the sources of a job; records in transit still reach the sinks"
     )
     stop_job.add_argument(
-        "--drain", action="store_true", help="end event time too: open windows fire"
+        "--drain", action="store_true", help="also end event time, so that open windows fire"
     )
     how = stop_job.add_mutually_exclusive_group()
     how.add_argument(
         "--savepoint",
         metavar="DIR",
-        help="where the savepoint goes that a job with checkpoints ends with (its store)",
+        help="directory for the last savepoint of a job with checkpoints (its store)",
     )
     how.add_argument(
         "--no-savepoint",
         action="store_true",
-        help="make none: the job goes on from its last checkpoint",
+        help="take no savepoint: the next run continues from the last checkpoint",
     )
     _add_job(stop_job)
     stop_job.set_defaults(carry_out=_stop_job)
@@ -132,19 +134,19 @@ def _add_stop(commands: Any) -> argparse.ArgumentParser:
 def _add_savepoint(commands: Any) -> argparse.ArgumentParser:
     savepoint: argparse.ArgumentParser = commands.add_parser(
         "savepoint",
-        help="write the state of a job, which goes on, where it stays until you delete it",
+        help="write the state of a running job, and keep it until you delete it",
         description="Write the state of a job to DIR; or delete a savepoint: "
         "aioflow savepoint dispose PATH.",
     )
     savepoint.add_argument(
-        "--key-file", metavar="FILE", help="with dispose: the key that it was written with"
+        "--key-file", metavar="FILE", help="with dispose: file with the key of the savepoint"
     )
     _add_job(savepoint)
     savepoint.add_argument(
         "directory",
         metavar="DIR",
         nargs="?",
-        help="where it goes (the store of the job's checkpoints); with dispose: the savepoint",
+        help="the target (the store of the job's checkpoints); with dispose: the savepoint",
     )
     savepoint.set_defaults(carry_out=_savepoint, after_options="directory")
     return savepoint
@@ -152,7 +154,7 @@ def _add_savepoint(commands: Any) -> argparse.ArgumentParser:
 
 def _add_rescale(commands: Any) -> argparse.ArgumentParser:
     rescale: argparse.ArgumentParser = commands.add_parser(
-        "rescale", help="let a job with checkpoints go on at another parallelism"
+        "rescale", help="change the parallelism of a job with checkpoints"
     )
     _add_job(rescale)
     rescale.add_argument(
@@ -161,7 +163,7 @@ def _add_rescale(commands: Any) -> argparse.ArgumentParser:
     rescale.add_argument(
         "--operator",
         metavar="UID",
-        help="only the task with this operator (all without a parallelism of their own)",
+        help="only the task with this operator (all tasks without their own parallelism)",
     )
     rescale.set_defaults(carry_out=_rescale)
     return rescale
@@ -169,7 +171,7 @@ def _add_rescale(commands: Any) -> argparse.ArgumentParser:
 
 def _add_job(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "job", type=id_beginning, metavar="JOB", help="id of the job, or its beginning"
+        "job", type=id_beginning, metavar="JOB", help="id of the job, or the beginning of the id"
     )
 
 
@@ -233,7 +235,8 @@ async def _submit_and_wait(client: ClusterClient, job: Any, detach: bool) -> int
 async def _followed(
     client: ClusterClient, job_id: str, ask: Callable[[], Awaitable[None]] | None = None
 ) -> int:
-    """Waits for the end of a job, and returns the exit code.
+    """Waits for the end of a job, and returns the exit code. `ask` sends the request that ends the
+    job, if there is one.
 
     If the JobManager dies in the meantime, its successor is asked.
     """

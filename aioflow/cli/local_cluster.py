@@ -2,9 +2,9 @@
 TaskManagers.
 
 `start_cluster` starts a JobManager, which starts the TaskManagers and keeps them running. A
-TaskManager with exit code 0 was ended on purpose, and is not replaced. After any other end, another
-process takes its place after a delay. The delay doubles each time until a process runs for
-`HEALTHY_S`.
+TaskManager with exit code 0 was ended on purpose, and is not replaced. A TaskManager that ended in
+another way is replaced after a delay. The delay doubles with each replacement, until a process has
+run for `HEALTHY_S`.
 """
 
 from __future__ import annotations
@@ -62,16 +62,20 @@ logger = logging.getLogger(__name__)
 
 ENDED_POLL_S = 0.2
 FIRST_S, LONGEST_S = 1.0, 60.0
-"""Shortest and longest delay before a replacement."""
+"""Shortest and longest delay before a replacement, in seconds."""
 
 HEALTHY_S = 60.0
-"""Run time after which a start counts as successful, and resets the delay."""
+"""Time in seconds after which a process counts as healthy, so that the delay begins again at
+`FIRST_S`.
+"""
 
 REPLACEMENTS_MAX = 10
 """Maximum number of consecutive replacements without a process that ran for `HEALTHY_S`."""
 
 WRONG_USAGE = 2
-"""Exit code of a command with invalid arguments, so a replacement would fail too."""
+"""Exit code of a command with invalid arguments. Such a process is not replaced, because its
+replacement would fail too.
+"""
 
 
 @dataclass(slots=True)
@@ -88,7 +92,11 @@ class Replacements:
         self._started_at = now
 
     def ended(self, code: int, now: float) -> float | None:
-        """Returns the seconds until the process is replaced, or None if it is not replaced."""
+        """Returns the seconds to wait before the process is replaced, or None if it is not
+        replaced.
+
+        `code` is the exit code of the process that ended.
+        """
         if now - self._started_at >= HEALTHY_S:
             self.in_a_row = 0
         if code in (0, WRONG_USAGE) or self.in_a_row >= REPLACEMENTS_MAX:
@@ -105,7 +113,8 @@ async def keep_running(
 ) -> None:
     """Starts TaskManagers 1 to `count`, and replaces those that end unexpectedly.
 
-    `start(number)` starts a TaskManager. While `is_stopping()` is true, none is replaced.
+    `start(number)` starts a TaskManager. While `is_stopping()` is true, none is replaced. `now` is
+    a monotonic clock in seconds.
     """
     keeping = [
         asyncio.get_running_loop().create_task(
@@ -168,8 +177,10 @@ def _conf_arguments(arguments: argparse.Namespace) -> list[str]:
 def spawn_taskmanager(
     arguments: argparse.Namespace, jobmanager: str, secret: Path, number: int
 ) -> subprocess.Popen[bytes]:
-    """Starts TaskManager `number` for the JobManager at the address `jobmanager`, whose own
-    arguments are `arguments`.
+    """Starts TaskManager `number` for the JobManager at the address `jobmanager`.
+
+    `arguments` are the command line arguments of the JobManager, and `secret` is the file with the
+    shared secret.
     """
     options = [
         "--jobmanager",
@@ -250,9 +261,11 @@ def _bring_up(
     tls: list[str],
     monitoring: list[str],
 ) -> int:
-    """Starts a JobManager, which starts the TaskManagers, and waits until these are registered.
+    """Starts a JobManager, which starts the TaskManagers. Waits until all TaskManagers have
+    registered.
 
-    The process is appended to `started`. Returns the exit code.
+    Appends the JobManager's process to `started`. `tls` and `monitoring` are options for its
+    command line. Returns the exit code.
     """
     data = arguments.data
     options = ["--port", str(arguments.port), "--request-timeout", arguments.request_timeout]
@@ -411,8 +424,8 @@ def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def _recorded(data: Path) -> list[int]:
-    """Returns the processes that were started with the cluster: the JobManager, the TaskManagers,
-    and their replacements.
+    """Returns the pids of the processes that were started with the cluster: the JobManager, the
+    TaskManagers, and their replacements.
     """
     path = data / "pids"
     return [int(line) for line in path.read_text().split()] if path.exists() else []

@@ -188,9 +188,9 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoints",
         metavar="URL",
-        help="keep state there (a directory, file:// s3:// gs:// az://), go on from it",
+        help="keep state in a directory, or file:// s3:// gs:// az://, and continue from it",
     )
-    parser.add_argument("--every", metavar="TIME", help="between two checkpoints (10s)")
+    parser.add_argument("--every", metavar="TIME", help="time between two checkpoints (10s)")
     parser.add_argument(
         "--restore",
         metavar="PATH",
@@ -199,7 +199,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint-key-file",
         metavar="FILE",
-        help="secret: restore only what was written with it",
+        help="file with a secret; restore only state that was written with it",
     )
     parser.add_argument(
         "--fresh", action="store_true", help="begin without state, even if the store holds some"
@@ -207,7 +207,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-non-restored",
         action="store_true",
-        help="drop state of operators that the flow has no more",
+        help="drop the state of operators that the flow no longer has",
     )
 
     _add_settings(parser, of_cluster=True)
@@ -256,7 +256,7 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"a setting for what jobs leave open: {', '.join(CONFIGURATION)}",
+        help=f"default for jobs that do not set it: {', '.join(CONFIGURATION)}",
     )
 
 
@@ -301,7 +301,7 @@ def checkpoint_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _with_origins(message: str, arguments: argparse.Namespace) -> str:
-    """Returns `message` with the origin added to each option that the user did not type."""
+    """Returns `message` with a note on where each option that the user did not type comes from."""
     origins: dict[str, tuple[str, str]] = vars(arguments).get("origins", {})
     found = {
         flag: origins.get(flag[2:].replace("-", "_"), ("", ""))[1]
@@ -318,7 +318,11 @@ def _with_origins(message: str, arguments: argparse.Namespace) -> str:
 
 
 def key_in(path: str | None) -> bytes | None:
-    """Returns the checkpoint key in the file that `--key-file` names. Raises UsageError."""
+    """Returns the checkpoint key in the file `path`, the value of `--key-file`; None without a
+    file.
+
+    Raises UsageError if the file has no valid key.
+    """
     try:
         return None if path is None else checkpoint_key(Path(path))
     except ValueError as error:
@@ -326,13 +330,13 @@ def key_in(path: str | None) -> bytes | None:
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the format of the log."""
+    """Adds `--log-format` to a command."""
     parser.add_argument(
         "--log-format",
         type=_log_format,
         default=TEXT,
         metavar="|".join(LOG_FORMATS),
-        help="of the log on stderr; json: one object per line (text)",
+        help="format of the log on stderr (text); json: one object per line",
     )
 
 
@@ -348,18 +352,18 @@ def add_monitor_options(parser: argparse.ArgumentParser) -> None:
         "--monitor",
         type=monitor_address,
         metavar="HOST:PORT",
-        help="serve the dashboard, REST and /metrics there; port 0: any free one",
+        help="serve the dashboard, REST and /metrics at this address; port 0: any free port",
     )
     parser.add_argument(
         "--monitor-token-file",
         type=Path,
         metavar="FILE",
-        help="its first line must be shown as a bearer token: off loopback always",
+        help="file whose first line is the required bearer token; needed off loopback",
     )
     parser.add_argument(
         "--enable-control",
         action=argparse.BooleanOptionalAction,
-        help="let who knows the token stop, cancel, save and rescale jobs",
+        help="let clients with the token stop, cancel, save and rescale jobs",
     )
     parser.add_argument(
         "--show-data",

@@ -64,7 +64,7 @@ class TaskRow:
     rate: float | None
     """Records per second. A source counts the records that it reads."""
     watermark: int | None
-    """Output watermark of the slowest subtask, in ms; None before the first."""
+    """Output watermark of the slowest subtask, in ms. None before the first watermark."""
     busy: float | None
     idle: float | None
     back_pressured: float | None

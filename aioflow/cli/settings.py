@@ -1,8 +1,9 @@
 """Fills in options that the command line lacks, from the environment and the settings file.
 
-`defer_defaults` replaces the default of each option that is a setting. So after parsing it is known
-which options the user gave. `fill_in` then takes the other options from the settings, parses their
-texts as the option does, and records the origin of each value for `aioflow config`.
+An option that can also be set this way is called a setting. `defer_defaults` replaces the default
+of each such option by a placeholder, so parsing shows which options the user gave. `fill_in` then
+takes the other options from the settings, parses their texts as on the command line, and records
+the origin of each value for `aioflow config`.
 """
 
 from __future__ import annotations
@@ -34,15 +35,19 @@ ARGUMENT, DEFAULT = "argument", "default"
 
 @dataclass(slots=True)
 class _Unset:
-    """Placeholder for the value of an option that is a setting, until the settings are known."""
+    """Placeholder for the value of an option that the user did not give. `fill_in` replaces it by
+    the value from the environment, the settings file, or `default`.
+    """
 
     default: Any
     actions: list[argparse.Action] = field(default_factory=list)
-    """The options that set the attribute: `--secret-file` and `--data` set the same one."""
+    """The options that set this attribute of the parsed arguments: `--secret-file` and `--data` set
+    the same attribute.
+    """
 
 
 def defer_defaults(parser: argparse.ArgumentParser) -> None:
-    """In all commands of `parser`, makes `_Unset` the default of options that are settings."""
+    """In all commands of `parser`, makes an `_Unset` the default of each setting's option."""
     for command in _leaves(parser):
         marks: dict[str, _Unset] = {}
         for action in command._actions:
@@ -63,7 +68,7 @@ def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def all_optional(parser: argparse.ArgumentParser) -> None:
-    """Makes the positional arguments of all commands of `parser` optional."""
+    """Makes the positional arguments of all commands of `parser` optional, for `aioflow config`."""
     for command in _leaves(parser):
         for action in command._actions:
             if not action.option_strings:
@@ -71,7 +76,7 @@ def all_optional(parser: argparse.ArgumentParser) -> None:
 
 
 def _name(action: argparse.Action) -> str:
-    """Returns the long name of an option without its dashes, or "" without one."""
+    """Returns the long name of an option without its dashes, or "" if it has no long name."""
     return next((one[2:] for one in action.option_strings if one.startswith("--")), "")
 
 
@@ -84,10 +89,11 @@ def settings_here() -> Settings:
 
 
 def fill_in(arguments: argparse.Namespace, settings: Settings) -> None:
-    """Sets the options that were not given, and `arguments.origins`.
+    """Sets the options that the user did not give, and stores the origin of each value in
+    `arguments.origins`.
 
-    Raises UsageError for a value that the option does not accept, or for a setting in the table of
-    a command that has no such option.
+    Raises UsageError if an option does not accept the value of its setting. Raises it too if the
+    settings file has an option for a command that has no such option.
     """
     command = arguments.command
     _check_table(settings, arguments)

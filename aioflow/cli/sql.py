@@ -51,8 +51,8 @@ HELP = """End a statement with ;
 
 
 def run_sql(arguments: argparse.Namespace, run: Callable[[Flow], int]) -> int:
-    """Runs the command `sql`. `run` runs a flow with the given options, and returns the
-    exit code.
+    """Runs the command `sql`, and returns its exit code. `run(flow)` runs a flow with the options
+    of the command line, and returns an exit code.
     """
     path = arguments.file
     if path is None and not sys.stdin.isatty():

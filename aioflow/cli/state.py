@@ -25,16 +25,18 @@ def add_commands(commands: Any) -> None:
     actions = state.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser(
         "show",
-        help="show what is in one",
-        description="Show the operators of a job as it was, and their state.",
+        help="show the contents of a savepoint or checkpoint",
+        description="Show the operators of the saved job, and their state.",
     )
     show.add_argument(
         "path",
         metavar="PATH",
-        help="the directory of a savepoint or checkpoint, or its URL: where the file `metadata` is",
+        help="directory or URL of a savepoint or checkpoint, with the file `metadata`",
     )
-    show.add_argument("--json", action="store_true", help="as JSON, for programs")
-    show.add_argument("--key-file", metavar="FILE", help="the key that it was written with")
+    show.add_argument("--json", action="store_true", help="print JSON, for programs")
+    show.add_argument(
+        "--key-file", metavar="FILE", help="file with the key that the state was written with"
+    )
     show.set_defaults(carry_out=_show)
 
 

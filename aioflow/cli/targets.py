@@ -24,8 +24,8 @@ __all__ = ["load_flow", "script_flow", "script_of"]
 
 
 def load_flow(target: str) -> Flow:
-    """Returns the flow that `target` names. Raises UsageError, whose message names the object that
-    was found instead.
+    """Returns the flow that `target` names. Raises UsageError if there is none; the message
+    describes what was found instead.
     """
     if target.endswith(".sql"):
         return script_flow(Path(target), None)
@@ -65,8 +65,8 @@ def load_flow(target: str) -> Flow:
 def script_flow(path: Path, plans: TextIO | None) -> Flow:
     """Returns the flow of an SQL script file; "-" is standard input.
 
-    The flow prints a JSON object for each row of a SELECT. The texts of EXPLAIN are written to
-    `plans`.
+    The flow prints a JSON object for each row of a SELECT. The plans that EXPLAIN shows are written
+    to `plans`.
     """
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
@@ -76,10 +76,11 @@ def script_flow(path: Path, plans: TextIO | None) -> Flow:
 
 
 def script_of(text: str, name: str, console: Any, before: str = "") -> Flow:
-    """Returns the flow of an SQL script. `console` shows the rows and plans of the script.
+    """Returns the flow of the SQL script `text`. `name` is the name of the flow, and `console`
+    shows the rows and plans of the script.
 
-    `before` has earlier statements, which are executed first. Raises UsageError, with the location
-    of the error in `text`.
+    `before` has earlier statements, which are executed first. Raises UsageError, whose message
+    locates the error in `text`.
     """
     flow = Flow(name)
     try:
@@ -163,8 +164,8 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _found_in(module: ModuleType) -> str:
-    """Returns the names of flows and functions in the module, for the message about a wrong
-    name.
+    """Returns the names of the flows and functions in the module, for the error message when the
+    name of a flow is wrong.
     """
     flows = [name for name, value in vars(module).items() if isinstance(value, Flow)]
     functions = [

@@ -43,9 +43,9 @@ def uses_color(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def reader_is_gone() -> bool:
-    """Whether the reader of standard output has gone (`| head`).
+    """Returns whether the program that reads standard output has ended, such as `head` in a pipe.
 
-    If so, later output is discarded.
+    If so, discards later output.
     """
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)  # Errors are always reported.
@@ -67,7 +67,7 @@ class LiveBlock:
         self._lock = threading.Lock()
 
     def size(self) -> tuple[int, int]:
-        """Returns the columns and lines that a block may have."""
+        """Returns the maximum number of columns and lines of a block."""
         try:
             columns, lines = os.get_terminal_size(self._stream.fileno())
         except (OSError, ValueError):

@@ -128,7 +128,7 @@ def job_lines(
 ) -> JobLines:
     """Builds the display of a job from the endpoint's answers.
 
-    `metrics` are those of each vertex by id, aggregated over subtasks.
+    `metrics` has the metrics of each vertex, aggregated over its subtasks, by the id of the vertex.
     """
     history = exceptions.get("exceptionHistory") or {}
     entries = history.get("entries") or ()
@@ -181,9 +181,8 @@ def _task_line(vertex: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) 
 def screen(
     place: str, overview: Mapping[str, Any], jobs: Sequence[JobLines], *, width: int, color: bool
 ) -> list[str]:
-    """Returns the lines to show: the process, then each job with its tasks.
-
-    Lines have at most `width` characters.
+    """Returns the lines to show: first the process at the address `place`, then each job with its
+    tasks.
     """
     paint = _Paint(width, color)
     slots = (
@@ -248,7 +247,9 @@ COLUMNS: tuple[tuple[str, int, Callable[[JobLines, TaskLine], str], int], ...] =
     ("behind", 9, lambda job, task: _behind(job, task), 88),
     ("event time (UTC)", 22, lambda job, task: _instant(task.watermark), 112),
 )
-"""Heading, width, text function, and the least width of a terminal that shows the column."""
+"""For each column: its heading, its width, the function that returns its text, and the minimum
+width of a terminal that shows it.
+"""
 
 
 def _bar(task: TaskLine) -> list[tuple[str, str]]:
@@ -385,21 +386,23 @@ def add_top(commands: Any) -> None:
     """Adds the command to an argparse subparsers object."""
     top = commands.add_parser(
         "top",
-        help="show live what the jobs of a process do",
-        description="Ask a monitoring endpoint, and show it.",
+        help="show the jobs of a process live",
+        description="Show the jobs that a monitoring endpoint reports.",
     )
     top.add_argument(
         "--at",
         type=_address,
         default=("127.0.0.1", PORT),
         metavar="HOST:PORT",
-        help=f"the endpoint (127.0.0.1:{PORT})",
+        help=f"address of the endpoint (127.0.0.1:{PORT})",
     )
     top.add_argument(
-        "--every", type=duration, default="1s", metavar="TIME", help="between two looks (1s)"
+        "--every", type=duration, default="1s", metavar="TIME", help="time between two updates (1s)"
     )
-    top.add_argument("--once", action="store_true", help="look once, print it and end: for a pipe")
-    top.epilog = f"An endpoint that guards reading wants its token in {TOKEN_VARIABLE}."
+    top.add_argument(
+        "--once", action="store_true", help="print the jobs once and end, as for a pipe"
+    )
+    top.epilog = f"If the endpoint requires a token for reading, give it in {TOKEN_VARIABLE}."
     top.set_defaults(carry_out=_top)
 
 
