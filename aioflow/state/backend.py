@@ -10,8 +10,8 @@ The mapping that `StateTable.of` returns is valid for one batch, and only for th
 still needs, and can fetch all keys of a batch at once. State objects, in contrast, may be kept.
 
 A checkpoint calls `begin_snapshot` between two batches, and `PendingSnapshot.write` while the job
-continues. It ends with `checkpoint_completed` or `checkpoint_aborted`. Timers are part of the
-snapshot.
+continues. The backend then gets `checkpoint_completed` or `checkpoint_aborted`. Timers are part of
+the snapshot.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ BACKENDS = {
     "heap": ("aioflow.state.heap", "HeapKeyedStateBackend"),
     "rocksdb": ("aioflow.state.rocksdb", "RocksDB"),
 }
-"""Name of a backend -> (module, class). The module is imported on demand, because its extra
-dependencies may be slow to import, or not installed.
+"""Maps the name of a backend to its module and class. The module is imported on demand, because its
+extra dependencies may be slow to import, or not installed.
 """
 
 
@@ -95,8 +95,8 @@ class StateTable(Protocol):
         """Returns the mapping `key -> value` of `namespace`, created on demand. Call this method
         for each batch.
 
-        Only the values of `keys` may be changed, replaced or removed through the mapping. With
-        None, every key may be changed, and each access costs more.
+        Only the values of `keys` may be changed, replaced or removed through the mapping. If `keys`
+        is None, every key may be changed, and each access costs more.
         """
 
     def of_key(self, namespace: Any, key: Any) -> MutableMapping[Any, Any]:
@@ -134,8 +134,8 @@ class PendingSnapshot(Protocol):
     async def write(self, output: StateOutput) -> KeyedStateHandle | None:
         """Writes the snapshot in slices; returns None if there is no state to write. Called once.
 
-        Always releases the view, also on an error. Raises OSError of `output`, and TypeNotSupported
-        naming operator, state, type and remedy.
+        Always releases the view, also on an error. Raises the OSError of `output`. Raises
+        TypeNotSupported, which names the operator, the state, the type and the remedy.
         """
 
     def cancel(self) -> None:
@@ -146,9 +146,9 @@ class KeyedStateBackend(Protocol):
     """Keyed state of one operator's subtask: the keys of `key_group_range`."""
 
     current_key: Any
-    """`NO_KEY` when no element is being processed.
+    """The key of the element that is being processed, or `NO_KEY`.
 
-    A plain attribute: hot loops store to it directly.
+    A plain attribute, because hot loops assign it directly.
     """
     max_parallelism: int
     key_group_range: KeyGroupRange
@@ -269,9 +269,9 @@ class OperatorStateBackend(Protocol):
 class StateBackend(Protocol):
     """A state backend that the application provides as an object.
 
-    An optional method `configure(options: Mapping) -> None` is called first. If its attribute
-    `needs_host` is true, `create_keyed` also gets `host=`, the `Host` that it runs on, or None if
-    there is none.
+    An optional method `configure(options: Mapping) -> None` is called first. If the object has an
+    attribute `needs_host` that is true, `create_keyed` also gets the argument `host=`: the `Host`
+    of the task, or None if there is none.
     """
 
     def create_keyed(
@@ -365,9 +365,9 @@ def remove_expired_state(
     live.
 
     Writes remove expired values too (`state.ttl`). But a state that is only read, or not used at
-    all, would never shrink. So each subtask with such a state removes expired values several times
-    in a time to live, a few at a time. `schedule(timestamp_ms, callback)` registers a timer of the
-    task. A custom backend need not support this.
+    all, would never shrink. So each subtask with such a state removes a few expired values at a
+    time, several times within one time to live. `schedule(timestamp_ms, callback)` registers a
+    timer of the task. Does nothing for a custom backend that is not an `ExpiringBackend`.
     """
     if not isinstance(backend, ExpiringBackend):
         return

@@ -2,8 +2,8 @@
 the changes.
 
 State stays in plain dicts that are always up to date. The time between two snapshots is a
-*generation*, and generations are numbered. A generation notes, for each `Space` (one namespace of
-one table), which of its keys were touched. The first generation notes nothing, because the first
+*generation*, and generations are numbered. For each `Space` (one namespace of one table), a
+generation notes which keys were touched. The first generation notes nothing, because the first
 snapshot contains everything. The generations that `heap_churn` chooses note nothing either, for the
 same reason. Beginning a snapshot only begins a new generation: no state is copied.
 
@@ -60,7 +60,9 @@ __all__ = [
 ]
 
 RESTORED = -1
-"""The generation in which restored state counts as created: lower than all generations of a log."""
+"""Number of the generation in which restored state counts as created. It is lower than the number
+of any generation of a log.
+"""
 
 MISSING: Any = object()
 """Stands for a missing value where None could be a value."""
@@ -69,13 +71,13 @@ _SHARED = ATOMS | {type(MISSING)}
 """Exact types of values that are saved without a copy."""
 
 KEPT_TOGETHER = 4
-"""Minimum number of values that are kept as columns.
+"""Minimum number of former values that are stored together, as columns (see `Kept`).
 
 Batches of a keyed stream with little traffic are smaller.
 """
 
 TOUCHED_ALONE = 4
-"""Number of keys from which noting a batch at once is cheaper than noting each key.
+"""Minimum number of keys for which noting a batch at once is cheaper than noting each key.
 
 Smaller batches are common: if timers are due between all records, batches have one record.
 """
@@ -84,7 +86,9 @@ Keys = set[Any] | dict[Any, Any] | list[Any]
 
 
 class Space:
-    """One namespace of one table: a dict of key -> stored value, and the notes of its changes."""
+    """One namespace of one table: a dict from key to stored value, and the notes of changes to the
+    dict.
+    """
 
     __slots__ = (
         "born",
@@ -113,12 +117,12 @@ class Space:
         self.dropped: int | None = None
         """Generation in which the space was dropped."""
         self.token: object = None
-        """If it is the log's token, `dirty` belongs to the current generation and may be written to
-        directly.
+        """If this is the same object as `ChangeLog.token`, `dirty` belongs to the current
+        generation and may be written to directly.
         """
         self.dirty: Any = None
-        """The notes: a set of keys, or with `notes_births` a dict: key -> whether the key existed
-        before.
+        """The notes: a set of keys. With `notes_births`, a dict that maps each key to whether it
+        existed before.
         """
 
     def lookup(self, keys: Sequence[Any]) -> list[Any]:
@@ -152,7 +156,8 @@ class Space:
         return keys
 
     def values_at(self, later: Generation | None, keys: Sequence[Any]) -> list[Any]:
-        """Returns the value that each of `keys` had when generation `later` began, or `MISSING`.
+        """Returns the value that each of `keys` had when generation `later` began, or `MISSING`. If
+        `later` is None, returns the current values.
 
         Valid only while a snapshot of that moment is unfinished.
         """
@@ -199,9 +204,9 @@ class TimerNotes:
     mark: int
     """Number of the last registration before the generation."""
     removed: dict[int, Any] = field(default_factory=dict)
-    """Registration number -> removed timer, for timers that are older than the generation."""
+    """The removed timers that were registered before the generation, by registration number."""
     grown: set[int] = field(default_factory=set)
-    """Timestamps that already had timers and got further ones."""
+    """Timestamps that already had timers and got further timers in the generation."""
 
 
 class Generation:
@@ -216,25 +221,28 @@ class Generation:
         self.is_noted = is_noted
         """Whether the changes are noted. Otherwise the next file contains all keys."""
         self.touched: dict[Space, Keys] = {}
-        """Keys that were touched while no snapshot was unfinished.
+        """For each space, the keys that were touched while no snapshot was unfinished.
 
         They were touched after the keys in `saved`, because each generation begins with a snapshot.
         """
         self.saved: dict[Space, dict[Any, Any]] = {}
-        """Space -> key -> former value, of keys that were touched while a snapshot was unfinished.
+        """Former values, by space and key, of the keys that were touched while a snapshot was
+        unfinished.
         """
         self.whole: dict[Space, None] = {}
         """Spaces that were created in this generation. All of their keys count as touched."""
         self.drops: dict[tuple[str, Any], int] = {}
-        """(table, namespace) of each space that was dropped in this generation and created in an
-        earlier one -> number of the earlier generation. If a namespace was dropped several times,
-        the first time counts.
+        """The spaces that were dropped in this generation and created in an earlier one. Maps
+        (table, namespace) to the number of the earlier generation. If a namespace was dropped
+        several times, the first time counts.
         """
         self.timers: dict[Space, TimerNotes] = {}
         self.next: Generation | None = None
 
     def noted(self) -> Iterator[tuple[Space, Keys]]:
-        """Yields all touched keys except those of `whole`, in order of the first touch."""
+        """Yields each space with its touched keys, in order of the first touch. Omits the spaces
+        that were created in this generation (`whole`).
+        """
         yield from self.saved.items()
         yield from self.touched.items()
 
@@ -260,8 +268,8 @@ class ChangeLog:
 
     def __init__(self) -> None:
         self.since = RESTORED
-        """Changes are noted only for spaces that were created before this generation. It is the
-        current generation, or `RESTORED` if no changes are noted.
+        """Changes are noted only for spaces that were created before this generation. The number is
+        that of the current generation, or `RESTORED` if no changes are noted.
         """
         self.token: object = object()
         """An object that is replaced whenever the spaces have to look up their notes again.
@@ -390,8 +398,8 @@ class ChangeLog:
     def begin(self) -> Generation:
         """Ends the current generation and returns it.
 
-        This begins a snapshot of the state at its end. The snapshot is unfinished until `end` is
-        called, once.
+        This begins a snapshot of the state at the end of that generation. The snapshot is
+        unfinished until `end` is called, once.
         """
         ended = self.current
         self.current = ended.next = Generation(ended.number + 1)
@@ -452,7 +460,9 @@ class ChangeLog:
 
 
 def values_of(later: Generation | None, spaces: Sequence[Space], keys: Sequence[Any]) -> list[Any]:
-    """Does the same as `Space.values_at`, for one space per key."""
+    """Does the same as `Space.values_at`, for keys of several spaces: `spaces` contains the space
+    of each key.
+    """
     since: list[dict[Space, dict[Any, Any]]] = []
     while later is not None:
         since.append(later.saved)
@@ -548,7 +558,7 @@ def saved_values(
 
 
 def save_values(saved: dict[Any, Any], keys: list[Any], held: list[Any]) -> None:
-    """Adds the former values `held` of `keys` to `saved`, and copies those that may change."""
+    """Adds `held`, the former values of `keys`, to `saved`. Copies the values that may change."""
     if _SHARED.issuperset(map(type, held)):
         saved.update(zip(keys, held, strict=True))
         return

@@ -75,7 +75,7 @@ class FileHeader(msgspec.Struct, frozen=True):
     tables: dict[str, TableMeta]
     """All tables by name, including those without rows in the file.
 
-    Frames identify a table by its index here.
+    Frames identify a table by its position in this dict.
     """
     watermarks: dict[str, int]
     """Event time of each timer service, by name."""
@@ -255,8 +255,8 @@ def _values(codec: Codec, keys: list[Any], values: list[Any], owner: str) -> byt
 def encode_value(codec: Codec, key: Any, value: Any, owner: str) -> bytes:
     """Returns `value` as bytes.
 
-    Raises TypeNotSupported naming `owner`, the key, the type and the remedy. Raises it also if code
-    of the value raises an error, because a retry would fail again.
+    Raises TypeNotSupported, which names `owner`, the key, the type and the remedy. This also
+    replaces an error that code of the value raises, because a retry would fail again.
     """
     if type(value) is Uncopied:
         raise ValueNotSupported(

@@ -42,7 +42,9 @@ _NOTHING: Any = MappingProxyType({})
 
 
 class HeapStateTable:
-    """A table of state: namespace -> key -> value, in dicts. Namespace None always exists."""
+    """A table of state, with one dict from key to value for each namespace. Namespace None always
+    exists.
+    """
 
     __slots__ = ("_log", "_notes_births", "_spaces", "index", "meta", "name", "result")
 
@@ -179,8 +181,8 @@ class HeapStateTable:
     def marks(self, namespace: Any) -> Any:
         """Returns the notes of changing keys, or None if no change is noted.
 
-        Before a change of a key that is not in `marks`, a caller sets `marks[key]` to whether the
-        key exists.
+        Before a caller changes a key that is not in the returned `marks`, it sets `marks[key]` to
+        whether the key exists.
         """
         log = self._log
         space = self.space(namespace)
@@ -190,7 +192,7 @@ class HeapStateTable:
 
 
 class _Tracked(MutableMapping[Any, Any]):
-    """A mapping for one namespace, used if the caller does not say which keys will change: each
+    """A mapping for one namespace, used if the caller does not say which keys will change. So each
     access notes the key as changed.
     """
 

@@ -42,7 +42,9 @@ more than twice its changes for that.
 """
 
 SMALL_FILES_MAX = 4
-"""Number of files of about the size of the new file from which they are merged into it."""
+"""Minimum number of files of about the size of the new file for which they are merged into the new
+file.
+"""
 
 SMALL_SHARE = 48
 SMALL_ROWS = 1_024
@@ -76,7 +78,8 @@ class WrittenFile:
 
     file: StateFile
     keys: dict[int, SpokenKeys]
-    """Section -> the keys with values in the file, if the file is still needed for the section."""
+    """For each section for which the file is still needed, the keys that have values in the file.
+    """
     gone: SpokenKeys
     """Keys that the file removes.
 
@@ -99,7 +102,9 @@ class Archive:
     files: tuple[WrittenFile, ...] = ()
     """The files in the order in which they apply."""
     bases: tuple[int, ...] = ()
-    """Section -> index in `files` of its base."""
+    """For each section, the index in `files` of its base: the file in which the section was last
+    written as a whole.
+    """
     credit: int = 0
     """Number of rows that earlier checkpoints were allowed to rewrite but did not, left to the next
     checkpoint.
@@ -173,7 +178,9 @@ class Choice:
 
 
 def choose(archive: Archive, sections: int, changed: int, *, full: bool) -> Choice:
-    """Chooses how to continue `archive` after `changed` keys have changed; `full` keeps no file."""
+    """Chooses how to continue `archive` after `changed` keys have changed. `sections` is the number
+    of sections. With `full`, no file is kept.
+    """
     files = archive.files
     everything = Choice(0, 0, frozenset(range(sections)), 0)
     if full or not files:

@@ -31,7 +31,8 @@ from aioflow.state.heap_timers import TimerPart, TimerSpace, columns_of
 __all__ = ["Churn", "HeapMoment", "Moment", "PlainFile", "fires_most"]
 
 UNNOTED_MIN, UNNOTED_MAX = 4, 16
-"""Minimum and maximum number of unnoted generations after one with more changes than rows.
+"""Minimum and maximum number of consecutive generations without notes of changes. They follow a
+generation with more changes than rows.
 
 The number doubles each time. After them, the changes of one generation are noted and counted again.
 """
@@ -45,8 +46,8 @@ less than `UNNOTED_ROWS_MIN` rows, notes cost nothing.
 """
 
 UNNOTED_ROWS_SUM = 1 << 20
-"""Maximum number of rows of a run of unnoted generations together. So larger state has shorter
-runs.
+"""Maximum total number of rows in the files of consecutive generations without notes of changes. So
+for larger state, fewer generations follow one another without notes.
 """
 
 SAMPLE_MIN = 16
@@ -61,7 +62,8 @@ yield.
 FIRST_FRAME_ROWS = 32
 
 KEYS_A_TIMER = 1 / 8
-"""Cost of a timer for `Pace`, in keys that take as long."""
+"""Time that a timer takes, as a multiple of the time that a key takes. Used for `Pace.looked_at`.
+"""
 
 
 class Churn:
@@ -108,10 +110,12 @@ class Churn:
 
 
 FIRING_MIN = 1 << 14
-"""Minimum number of due timers for a plain checkpoint: fewer are written quickly anyway."""
+"""Minimum number of due timers for a plain checkpoint, because fewer are written quickly anyway."""
 
 REMOVED_SHARE = 16
-"""Number of due timers that cost as much in a plain file as a removed timer in an increment."""
+"""Number of due timers whose cost in a plain file equals the cost of one removed timer in an
+increment.
+"""
 
 
 def fires_most(firing: int, rows: int) -> bool:
@@ -162,7 +166,7 @@ class HeapMoment:
 
 @dataclass(slots=True)
 class PlainFile:
-    """A plain file that is being written."""
+    """A plain file (all keys, in their order in memory) that is being written."""
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]
@@ -218,7 +222,7 @@ class PlainFile:
         yield encode_end(frames)
 
     def _add_timers(self, frames: list[bytes], table: int, name: str, part: TimerPart) -> int:
-        """Adds a frame with the timers of `part` to `frames`, and returns their number."""
+        """Adds a frame with the timers of `part` to `frames`, and returns the number of timers."""
         columns = columns_of(part)
         count = len(columns[0])
         if count:

@@ -35,7 +35,9 @@ __all__ = [
 ]
 
 Rows = dict[int, dict[Space | None, list[Any]]]
-"""Key group -> space -> keys. Under None are pairs (space, key) of the spaces with few keys."""
+"""Keys by key group and space. Under None instead of a space are pairs (space, key) of the spaces
+with few keys.
+"""
 
 Part = tuple[Space, Sequence[Any]]
 """A space and some of its keys."""
@@ -49,46 +51,51 @@ KEYS_A_SLICE = 512
 KEYS_LISTED = 1 << 16
 """Number of keys listed at once from a dict that may change between two slices.
 
-The next listing has to pass all keys before its start, at some ns each.
+The next listing has to skip all keys before its start, which takes some ns for each key.
 """
 
 KEYS_A_TUPLE = 512
 KEYS_ALONE = 32
-"""Number of keys from which a space gets a tuple of its own.
+"""Minimum number of keys for which a space gets tuples of its own.
 
 Smaller spaces, such as those of timers and sessions, share tuples.
 """
 
 TURNS = 4
-"""Number of turns of the loop between two slices: about as many as a record takes from the timer of
-its source to the sink.
+"""Number of turns of the loop between two slices. A record takes about as many turns from the timer
+of its source to the sink.
 """
 
 LONG_S = 0.004
-"""Minimum duration of a long yield, during which other tasks had more work than one slice delays.
+"""Duration in seconds from which a yield to the loop counts as long: other tasks then had more work
+than one slice delays.
 
-On a half-busy loop they only catch up with the delay of one slice, which takes less time.
+On a half-busy loop the other tasks only catch up with the delay of one slice, which takes less
+time.
 """
 
 LONG_BREATHS = 3
 """After this number of consecutive long yields, the loop counts as busy."""
 
 SLICES_WHEN_FULL = 8
-"""Number of consecutive slices on a busy loop: about as long as a task's turn."""
+"""Number of consecutive slices (a run) without a yield on a busy loop. A run takes about as long as
+a task's turn.
+"""
 
 RUNS_WHEN_FULL = 4
-"""Number of such runs of slices before a yield measures whether the loop is still busy.
+"""Number of runs of `SLICES_WHEN_FULL` slices before a yield measures whether the loop is still
+busy.
 
 The yield right after a run is not measured, because the other tasks have waited for the whole run.
 """
 
 AGE_S = 0.25
-"""Each time that a snapshot gets older by this time, the length and number of runs on a busy loop
-grow by their initial values.
+"""Each time that the age of a snapshot grows by this number of seconds, the length and the number
+of runs on a busy loop grow by their initial values.
 """
 
 AGES_MAX = 2
-"""Maximum number of times that they grow.
+"""Maximum number of times that the length and the number of runs grow, see `AGE_S`.
 
 The snapshot's share of a busy loop grows from a third to two thirds.
 """
@@ -183,12 +190,14 @@ class Pace:
 
 
 class GatheredKeys:
-    """Keys at the end of a generation, grouped by table and key group. False if empty."""
+    """Keys at the end of a generation, grouped by table and key group. The object is false if it
+    holds no keys.
+    """
 
     def __init__(self, ended: Generation, max_parallelism: int, pace: Pace) -> None:
         self.sources = 0
-        """Number of sources so far, incremented by the caller of `add`. Within one source each key
-        occurs once.
+        """Number of the current source of keys, such as a file or a generation. The caller of `add`
+        increments it. Within one source each key occurs once.
         """
         self._ended = ended
         self._max_parallelism = max_parallelism
@@ -197,7 +206,9 @@ class GatheredKeys:
         self._repeated: set[Space] = set()
         """Spaces that may contain a key twice."""
         self._few: dict[str, list[tuple[Space, Any]]] = {}
-        """Table -> keys of small spaces that are not assigned to key groups yet."""
+        """For each table, pairs (space, key) of small spaces that are not assigned to key groups
+        yet.
+        """
         self._pace = pace
 
     def __bool__(self) -> bool:

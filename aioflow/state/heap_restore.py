@@ -40,8 +40,8 @@ class ReadFile:
     spoken: list[tuple[Iterable[int | None], str, Sequence[Any], Sequence[Any]]] = field(
         default_factory=list
     )
-    """For each frame: the section of each key (None if the frame removes the key), table,
-    namespaces, keys.
+    """For each frame, a tuple of the section of each key (None if the frame removes the key), the
+    table, the namespaces and the keys.
     """
     drops: dict[tuple[str, Any], None] = field(default_factory=dict)
     rows: int = 0
@@ -54,7 +54,7 @@ class ReadState:
     header: FileHeader
     """The header of the newest file."""
     tables: dict[str, dict[Any, dict[Any, Any]]]
-    """Table -> namespace -> key -> stored value."""
+    """The stored values, by table, namespace and key."""
     files: list[ReadFile]
 
 
@@ -194,7 +194,9 @@ def _sections_of(
 
 
 def _spoken(rows: Entries, header: FileHeader) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Returns for each row its namespace, and its key as the space in memory holds it."""
+    """Returns two sequences: the namespaces of `rows`, and their keys as the spaces in memory hold
+    them.
+    """
     if header.tables[rows.table].kind != TIMERS:
         return rows.namespaces, tuple(rows.keys)
     orders = rows.values or repeat(0)

@@ -84,8 +84,8 @@ class SnapshotPlan:
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]
-    """Table with a time to live -> function from a stored value to its unexpired part, or
-    `MISSING`.
+    """For each table with a time to live, a function that returns the unexpired part of a stored
+    value, or `MISSING`.
     """
     ended: Generation
     """The generation whose end the snapshot shows."""
@@ -361,8 +361,8 @@ class HeapSnapshot:
     async def _gather(
         self, choice: Choice, sections: Sections
     ) -> tuple[GatheredKeys, GatheredKeys]:
-        """Collects the keys for the new file: repeated keys, changed keys, and all keys of unnoted
-        spaces.
+        """Collects the keys for the new file: repeated keys, changed keys, and all keys of spaces
+        without notes of changes.
 
         Returns these keys, and the timers that the file records as removed. A first file contains
         all existing keys, and removes none.

@@ -29,7 +29,7 @@ _ORDER = itemgetter(3)
 
 
 class TimerSpace(Space):
-    """All timers of one timer service in one time domain, as a space. Its keys are the
+    """All timers of one timer service in one time domain, as a `Space` whose keys are the
     registrations of timers.
     """
 

@@ -77,12 +77,14 @@ class ServiceTimers(Generic[S]):
 
 @dataclass(slots=True)
 class Restored:
-    """The times and timers that a restore collects from all handles before it can use them."""
+    """The event times and timers that a restore collects from all handles before it uses them."""
 
     watermarks: dict[str, list[int]] = field(default_factory=dict)
-    """Timer service -> its event time in each former subtask."""
+    """For each timer service, its event times in the former subtasks."""
     timers: dict[str, dict[int, list[tuple[int, int, Any]]]] = field(default_factory=dict)
-    """Table -> timestamp -> (order, number of the former subtask, timer)."""
+    """Restored timers by table and timestamp, each as (registration number, number of the former
+    subtask, timer).
+    """
 
     def timers_at(self, table: str, timestamp: int) -> list[tuple[int, int, Any]]:
         return self.timers.setdefault(table, {}).setdefault(timestamp, [])
@@ -92,7 +94,8 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
     """All keyed state of one operator's subtask: its named tables, the states that read and write
     them, and its timers.
 
-    T is the type of the tables, S the type of the timers of one time domain, V that of snapshots.
+    T is the type of the tables, S the type of the timers of one time domain, V the type of
+    snapshots.
     """
 
     def __init__(
@@ -123,8 +126,8 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
         """The raw tables that the operator has requested, and whether each was restored."""
         self._timers: dict[str, ServiceTimers[S]] = {}
         self._snapshots: dict[int, V] = {}
-        """Checkpoint -> its snapshot, until the checkpoint is aborted, or it or a later one is
-        complete.
+        """The snapshot of each checkpoint that is neither aborted nor followed by a completed
+        checkpoint, nor complete itself.
         """
 
     @abstractmethod

@@ -308,7 +308,8 @@ def redistribute(snapshots: Sequence[OperatorSnapshot], parallelism: int) -> lis
 def _frozen(name: str, state: Any, uncopied: dict[str, str]) -> Any:
     """Returns a copy of `state`.
 
-    A value that cannot be copied is recorded; `encode_operator_state` names it and fails the job.
+    A value that cannot be copied is recorded in `uncopied` under `name`. `encode_operator_state`
+    later names the state in its error, which fails the job.
     """
     try:
         return frozen_copy(state)
@@ -456,8 +457,8 @@ class RawKeyedView:
         self._max_parallelism = backend.max_parallelism
         self._table = backend.table(TABLE)
         self._keys: dict[int, int] = {}
-        """Key group -> the key under which its bytes are stored: the smallest int in this key
-        group.
+        """For each key group, the key under which its bytes are stored: the smallest int in this
+        key group.
         """
 
     @property
@@ -470,11 +471,12 @@ class RawKeyedView:
         return key_group(key, self._max_parallelism)
 
     def get(self) -> dict[int, bytes]:
-        """Returns key group -> bytes, for each key group that has bytes."""
+        """Returns a dict from key group to bytes, with each key group that has bytes."""
         return {self.group_of(key): content for key, content in self._table.peek().items()}
 
     def update(self, contents: Mapping[int, bytes]) -> None:
-        """Replaces the bytes of all key groups; a group that is left out has none.
+        """Replaces the bytes of all key groups. A group that is not in `contents` then has no
+        bytes.
 
         Raises StateError for a group of another subtask, and for anything but bytes.
         """

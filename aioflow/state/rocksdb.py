@@ -66,7 +66,9 @@ __all__ = ["RocksDB", "RocksKeyedStateBackend"]
 
 
 class Past:
-    """The state at the moment at which a plain snapshot began, while the job changes it."""
+    """The state at the moment at which a plain snapshot began. It stays readable while the job
+    changes the current state.
+    """
 
     __slots__ = ("_all", "_removed", "_saved", "_until", "_upto")
 
@@ -75,7 +77,9 @@ class Past:
         self._until = cache.next_space
         """Number of the first space that was created after that moment."""
         self._saved: dict[Space, dict[Any, Any]] = {}
-        """Space -> key -> former value, or `MISSING`."""
+        """The former values of changed keys, by space and key; `MISSING` for keys that did not
+        exist.
+        """
         queues = [space for space in self._all if isinstance(space, TimerSpace)]
         self._upto = {space: space.queue.order for space in queues}
         """Number of the last registration of each timer queue."""
@@ -110,7 +114,7 @@ class Past:
     # For the file.
 
     def spaces(self) -> dict[str, list[Space]]:
-        """Returns table -> its spaces. Spaces of timers are left out."""
+        """Returns the spaces of each table, by the table's name. Spaces of timers are left out."""
         found: dict[str, list[Space]] = {}
         for space in self._all:
             if not space.is_timers:
@@ -118,7 +122,7 @@ class Past:
         return found
 
     def queues(self) -> dict[str, TimerSpace]:
-        """Returns table -> its timer space."""
+        """Returns the timer space of each table of timers, by the table's name."""
         return {space.table: space for space in self._upto}
 
     def keys(self, space: Space) -> list[Any]:
@@ -203,7 +207,9 @@ def _number(name: str, given: Any) -> int:
 
 CACHE_ENTRIES = 200_000
 CACHE_BYTES = 256 << 20
-"""Limits of the cache if neither the program nor the cluster's configuration sets them."""
+"""Limits of the cache (`CACHE_ENTRIES` and `CACHE_BYTES`), if neither the program nor the cluster's
+configuration sets them.
+"""
 
 ROWS_A_SLICE = 256
 """Number of rows restored between two yields to the loop: about 1 ms."""
@@ -226,7 +232,9 @@ class RocksDB:
     None: `CACHE_ENTRIES`.
     """
     cache_bytes: int | None = None
-    """Maximum size of these entries in memory, roughly. None: `CACHE_BYTES`."""
+    """Approximate maximum size in bytes of the entries that a subtask keeps in memory. None:
+    `CACHE_BYTES`.
+    """
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Reads `rocksdb.path`, `rocksdb.cache_entries` and `rocksdb.cache_bytes` from the
@@ -345,7 +353,8 @@ class RocksKeyedStateBackend(
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """Allows the next checkpoint to refer to the files of this one.
 
-        Not if this one is a savepoint, because its files may be moved away.
+        Does nothing if this checkpoint is a savepoint, because a savepoint's files may be moved
+        away.
         """
         snapshot = self._completed_snapshot(checkpoint_id)
         if snapshot is not None and snapshot.files is not None:

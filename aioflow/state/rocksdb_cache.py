@@ -46,7 +46,9 @@ ROWS_FEW = 64
 
 ENTRY_BYTES = 200
 VALUE_FACTOR = 4
-"""Assumed size of an entry in memory: a fixed size, plus this factor times its encoded size."""
+"""Factor for the size of an entry in memory, which is assumed to be a fixed size plus this factor
+times the encoded size.
+"""
 
 _PLAIN = frozenset((str, bytes, int))
 """Exact types whose keys can be restored from their canonical bytes. Other keys are stored as they
@@ -90,7 +92,8 @@ class FormerState(Protocol):
 
 
 class Entries(dict[Any, Any]):
-    """The entries in memory: key -> value. Named keys can be accessed as in a dict.
+    """The entries of a space in memory, from key to value. Keys that an operator has named for a
+    change can be accessed as in a dict.
 
     `bool()` and iteration also consider the keys that are only in the database.
     """
@@ -138,15 +141,15 @@ class Space:
         """
         self.dropped = False
         self.dirty: dict[Any, int] = {}
-        """Dirty key -> epoch in which it was last named. Counts as empty unless `token` is the
-        cache's token.
+        """For each dirty key, the epoch (`Cache.epoch`) in which an operator last named it. Counts
+        as empty unless `token` is the cache's token.
         """
         self.fresh: set[Any] = set()
         """Keys of `dirty` that were not in RocksDB when they were first named."""
         self.token: object = None
         self.spelled: dict[Any, Any] = {}
-        """Key -> its first spelling, for keys in memory of types with several spellings (1 and True
-        are equal).
+        """Maps a key to its first spelling. Contains the keys in memory whose types have several
+        spellings for equal keys, such as 1 and True.
         """
 
     @property
@@ -176,8 +179,8 @@ class Space:
     def forget(self, key: Any) -> None:
         """Notes that the dirty key `key` was removed.
 
-        If the key is not in the database, it is no longer dirty. Before the key is added again, it
-        must be named again.
+        If the key is not in the database, it is no longer dirty. Before the key is added again, the
+        caller must mark it as dirty again with `named` or `touch`.
         """
         if (past := self.cache.past) is not None:
             past.forget(self, key)
@@ -312,7 +315,9 @@ class Space:
 
 
 class TimerSpace(Space):
-    """The timers of one service in one time domain: (timestamp, key, namespace) -> order."""
+    """The timers of one service in one time domain. Maps (timestamp, key, namespace) to the
+    registration number of the timer.
+    """
 
     __slots__ = ("queue",)
     queue: TimerQueue
@@ -351,23 +356,23 @@ class Cache:
         self.database: Database | None = None
         self.spaces: dict[int, Space] = {}
         self.dirty: dict[Space, dict[Any, int]] = {}
-        """Space -> its dirty keys."""
+        """The dirty keys of each space, as in `Space.dirty`."""
         self.token: object = object()
-        """Object that identifies the current `dirty`; replaced with it."""
+        """An object that identifies the current `dirty`. Both are replaced together."""
         self.captures: list[Capture] = []
         self.past: FormerState | None = None
         """The view of a plain snapshot that is being written."""
         self.is_whole = False
         """Whether all entries were in memory at the last count, and none was evicted since."""
         self.held = 0
-        """Number of entries and dirty keys in memory: the last count, adjusted by each change
-        since.
+        """Approximate number of entries and dirty keys in memory: the result of the last count,
+        adjusted by each change since then.
         """
         self.ask_at = limits.entries
         """Value of `held` from which `make_room` is called."""
         self.epoch = 0
-        """Counter that advances with the number of named keys. Keys named in this epoch or the last
-        one stay in memory.
+        """A counter that advances after each `NAMED_LATELY` keys that become dirty. Keys that an
+        operator named in the current or the previous epoch stay in memory.
         """
         self._named = 0
         self._limits = limits
@@ -474,8 +479,8 @@ class Cache:
             self.opened().write(batch)
 
     def load(self, space: Space, rows: Iterable[tuple[bytes, bytes]]) -> int:
-        """Loads the `rows` of the database whose keys are not known in memory. Returns how many
-        were loaded.
+        """Loads into memory the `rows` of the database whose keys are not known in memory. Returns
+        the number of loaded rows.
         """
         before = len(space.entries)
         for row, content in rows:
@@ -489,7 +494,9 @@ class Cache:
         return loaded
 
     def count(self, space: Space, named: int) -> None:
-        """Counts `named` keys of `space` that became dirty."""
+        """Adds `named`, the number of keys of `space` that have just become dirty, to the counters
+        of the cache.
+        """
         self.held += named
         self._named += named
         if self._named >= NAMED_LATELY:
@@ -507,7 +514,7 @@ class Cache:
         return max(1, min(self._limits.entries, self._limits.bytes // entry))
 
     def make_room(self) -> None:
-        """Evicts some entries if there are too many, from all spaces in proportion.
+        """Evicts some entries if there are too many, from each space in proportion to its size.
 
         With very many spaces, entries of the oldest spaces are evicted first. While a plain
         snapshot is being written, no entry is evicted.

@@ -3,7 +3,7 @@
 Each backend has a directory of its own, which no other user may enter. It contains the database,
 and a checkpoint while one is written. The directory is removed when the backend is closed. Its name
 identifies the process that made it. The directories of killed processes are removed when another
-process opens one.
+process opens a directory below the same base.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ checkpoint.
 """
 
 RUNS_MAX = 6
-"""Number of files of changes from which some of them are merged.
+"""Minimum number of files of changes for which some of these files are merged.
 
 Files of similar size are merged. So a row is rewritten about log4(all / changed) times, instead of
 with every file.

@@ -131,8 +131,8 @@ class SnapshotPlan:
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]
-    """Table with a time to live -> function from a stored value to its unexpired part, or
-    `MISSING`.
+    """For each table with a time to live, a function that returns the unexpired part of a stored
+    value, or `MISSING`.
     """
     base: dict[str, StateFile]
     """Files of the last completed checkpoint to which this one may refer, by name in the

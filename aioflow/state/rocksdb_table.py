@@ -19,7 +19,7 @@ _NOTHING: Any = MappingProxyType({})
 
 
 class RocksTable:
-    """A table of state: namespace -> key -> value, in the cache over RocksDB. Namespace None always
+    """A table of state in the cache over RocksDB, by namespace and key. Namespace None always
     exists.
     """
 
@@ -55,7 +55,7 @@ class RocksTable:
     ) -> MutableMapping[Any, Any]:
         """Returns the entries of `namespace`, after loading `keys`, which the caller may change.
 
-        With None every key may change, and is loaded when it is accessed.
+        If `keys` is None, every key may change, and each key is loaded when it is accessed.
         """
         if keys is None:
             return _Tracked(self, namespace)
@@ -270,7 +270,7 @@ class _Items(ItemsView[Any, Any]):
 
 
 class _Tracked(MutableMapping[Any, Any]):
-    """A mapping for one namespace, used if the caller does not say which keys will change: each
+    """A mapping for one namespace, used if the caller does not say which keys will change. So each
     access notes the key as changed.
     """
 

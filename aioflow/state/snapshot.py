@@ -5,9 +5,9 @@ and the handles of written files.
 parts. So a snapshot can be encoded later.
 
 A handle names files with their size, digest and key groups. Acknowledgements and the metadata of a
-checkpoint contain the handle. It suffices to read the state again. A writer gets a `StateOutput`,
-and a restoring task gets a `StateInput`. The store behind them decides where the bytes are kept.
-With `InlineState` no files are written: the content stays in the handle.
+checkpoint contain the handle. A handle is all that is needed to read the state again. A writer gets
+a `StateOutput`, and a restoring task gets a `StateInput`. The store behind them decides where the
+bytes are kept. With `InlineState` no files are written: the content stays in the handle.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class OperatorSnapshot:
     broadcast: dict[str, dict[Any, Any]] = field(default_factory=dict)
     """Broadcast state: the same on every subtask."""
     uncopied: dict[str, str] = field(default_factory=dict)
-    """Names of states that could not be copied -> the reason.
+    """For each state that could not be copied, the reason, by the state's name.
 
     Their values in this snapshot may still change, so they must not be written.
     """
@@ -139,8 +139,8 @@ CANONICAL = "canonical"
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """The handle of a file that was written once and never changes. For a small file, it contains
-    the bytes.
+    """The handle of a file that was written once and never changes. The handle of a small file
+    contains the bytes.
     """
 
     name: str
@@ -163,7 +163,7 @@ class KeyedStateHandle:
     max_parallelism: int
     first_group: int
     last_group: int
-    """Inclusive."""
+    """The last key group (inclusive)."""
     files: tuple[StateFile, ...]
     """The files in the order in which they apply: a later file overrides earlier files for a key.
     """

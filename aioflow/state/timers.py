@@ -102,7 +102,9 @@ class Firing:
 
     def __init__(self, entries: dict[Timer, int]) -> None:
         self.entries = entries
-        """Timer -> order of registration, 0 once it has fired or was deleted."""
+        """Maps each timer to its registration number, which becomes 0 once the timer has fired or
+        was deleted.
+        """
         self.left = iter(entries.items())
         self.pending = len(entries)
         """Number of `entries` that are not 0."""
@@ -111,8 +113,8 @@ class Firing:
 
 
 Bucket = Entry | dict[Timer, int] | Firing
-"""The timers of one timestamp: a single one, or several as a dict of timer -> order, or
-`Firing`.
+"""The timers of one timestamp: a single timer, several as a dict from timer to registration number,
+or a `Firing`.
 """
 
 
@@ -143,10 +145,11 @@ class TimerQueue:
         removed: Callable[[Entry], None] | None = None,
         added: Callable[[int, Timer], None] | None = None,
     ) -> None:
-        """Makes an empty queue. `added` is called for each new timer, and `removed` for each
-        removed timer whose registration number is at most `mark`.
+        """Makes an empty queue. `added` is called for each new timer. `removed` is called for each
+        removed timer whose registration number is at most the attribute `mark`, which snapshots
+        set.
 
-        Both are called before the change.
+        Both callbacks are called before the change.
         """
         self.name = name
         self.meta = TableMeta(TIMERS)
@@ -331,8 +334,8 @@ class TimerQueue:
     def registered(
         self, timestamps: Iterable[int], after: int, upto: int
     ) -> tuple[list[Entry], list[int]]:
-        """Returns the timers of those `timestamps` that have only one timer, if its registration
-        number is above `after` and at most `upto`.
+        """Returns the timers of the `timestamps` that have only one timer. Omits timers whose
+        registration number is not above `after`, or is above `upto`.
 
         Also returns the `timestamps` that have several timers.
         """
@@ -583,7 +586,7 @@ class InternalTimerService:
     def pop_due_together(self, watermark: int, count: int) -> tuple[int, list[Timer]] | None:
         """Does the same as `pop_due` for up to `count` timers of one timestamp.
 
-        Returns the timestamp and (key, namespace) of each. Does not set the current key.
+        Returns the timestamp, and (key, namespace) of each timer. Does not set the current key.
         """
         if watermark < self.current_watermark:
             watermark = self.current_watermark
@@ -636,8 +639,8 @@ class InternalTimerService:
         return sorted(self._processing.items(), key=_timestamp)
 
     def attach(self, event: TimerQueue, processing: TimerQueue, watermark: int) -> None:
-        """Replaces the timers and the event time of the service by these. So records that were late
-        before a restore are still late.
+        """Replaces the timers and the event time of the service with the given ones. So records
+        that were late before a restore are still late.
 
         After a drain, the stored event time is the end of time. The service then resets it, because
         otherwise every record would be late. The backend calls this for each new service. Overdue

@@ -1,11 +1,11 @@
 """Times to live: keyed state whose values expire some time after they were last written.
 
 Values are stored as `(written_ms, value)`; elements of a list and entries of a map have their own
-times. Each write refreshes the time, and with `refresh_on_read` each read does too. Expired values
-are never returned, except with `return_expired`, until they are removed. An expired value is
-removed when it is accessed (not with `return_expired`). A write also removes expired values of
-other keys, and a snapshot leaves expired values out. From time to time the task removes some too
-(`TimedView.expire`).
+times. Each write refreshes the time. With `refresh_on_read`, each read refreshes the time too.
+Expired values are never returned, except with `return_expired`, until they are removed. An expired
+value is removed when it is accessed (not with `return_expired`). A write also removes expired
+values of other keys, and a snapshot leaves expired values out. From time to time the task removes
+some too (`TimedView.expire`).
 
 Two indexes find the values to remove. `ExpiryIndex` groups writes into coarse slices of time, so
 that expired values are found without scanning a table. It contains every key, so it is for tables
@@ -40,7 +40,8 @@ number of expired values shrinks.
 """
 
 SLICES = 8
-"""Number of slices of a time to live: a value is removed at most 1/8 of its time after it expires.
+"""Number of slices into which a time to live is divided. So a value is removed at most 1/8 of its
+time to live after it has expired.
 """
 
 SWEEP_WRITES = 16
@@ -98,7 +99,7 @@ class ExpiryIndex:
         """
 
     def note(self, namespace: Any, key: Any, written_ms: int) -> None:
-        """Notes that a part of `key` was written at `written_ms`."""
+        """Notes that a part of the value of `key` was written at `written_ms`."""
         if not self._latest_begin <= written_ms < self._latest_end:
             self._open(written_ms)
         self._latest[namespace, key] = None
@@ -166,14 +167,16 @@ class ExpiryIndex:
 class SweepIndex:
     """Finds expired values by passes over a table that may be larger than memory.
 
-    At most `SLICES` passes begin in a time to live.
+    A pass begins at the earliest 1 / `SLICES` of the time to live after the previous pass began.
     """
 
     __slots__ = ("_alive", "_chunks", "_due_ms", "_pass", "_width", "_writes")
 
     quiet_from_ms: ClassVar[int] = 0
     quiet_until_ms: ClassVar[int] = 0
-    """An empty interval: every write is passed to `written`."""
+    """The interval from `quiet_from_ms` to `quiet_until_ms` is empty, so every write is passed to
+    `written`.
+    """
 
     def __init__(
         self,
@@ -193,8 +196,8 @@ class SweepIndex:
         self._writes = 0
 
     def written(self, namespace: Any, key: Any, now_ms: int) -> Sequence[tuple[Any, Any]]:
-        """Counts a write. Every `SWEEP_WRITES` writes, also reads some rows and returns those that
-        have expired.
+        """Counts a write. After every `SWEEP_WRITES` writes, also reads some rows, and returns
+        (namespace, key) of the rows that have expired.
         """
         self._writes += 1
         if self._writes < SWEEP_WRITES:
@@ -203,8 +206,8 @@ class SweepIndex:
         return self._read(now_ms) or ()
 
     def step(self, now_ms: int) -> tuple[Sequence[tuple[Any, Any]], bool]:
-        """Reads some rows and returns those that have expired, and whether the pass goes on. Does
-        not depend on the number of writes.
+        """Reads some rows, independently of the number of writes. Returns (namespace, key) of the
+        rows that have expired, and whether the pass goes on.
         """
         ended: list[tuple[Any, Any]] = []
         for _ in range(EXPIRED_A_STEP // SWEEP_ROWS):
@@ -216,7 +219,7 @@ class SweepIndex:
 
     def _read(self, now_ms: int) -> list[tuple[Any, Any]] | None:
         """Reads some rows and returns (namespace, key) of the expired ones. Returns None at the end
-        of a pass, or if none is due.
+        of a pass, or if no pass is due.
         """
         if self._pass is None:
             if self._due_ms is not None and now_ms < self._due_ms:
@@ -569,7 +572,7 @@ VIEWS: dict[str, Callable[[Owner, Table, StateDescriptor], View]] = {
     "reducing": TimedReducingView,
     "aggregating": TimedAggregatingView,
 }
-"""Kind of a descriptor -> its view, with a time to live."""
+"""Maps the kind of a descriptor to the constructor of its view with a time to live."""
 
 register_namespaced(
     TimedValueView, TimedListView, TimedMapView, TimedReducingView, TimedAggregatingView
@@ -577,8 +580,8 @@ register_namespaced(
 
 
 def convert(table: Table, kind: str, now_ms: int | None) -> None:
-    """Adds the write time `now_ms` to the values of an untimed table. If it is None, removes the
-    times of a timed table.
+    """Adds the write time `now_ms` to the values of an untimed table. If `now_ms` is None, removes
+    the times from the values of a timed table.
     """
     table.index = None
     for namespace in table.namespaces():

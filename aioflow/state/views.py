@@ -48,7 +48,7 @@ class Table(Protocol):
     """The part of the table's interface that a view uses."""
 
     index: Any
-    """The index of expiry times for a view with a time to live; None without such a view."""
+    """The index of expiry times of a state with a time to live; None for other states."""
 
     def of_key(self, namespace: Any, key: Any) -> dict[Any, Any]: ...
     def peek(self, namespace: Any = None) -> Mapping[Any, Any]: ...
@@ -223,8 +223,8 @@ class ListView(View):
             self.extend(added)
 
     def extend(self, added: list[Any]) -> None:
-        """Appends `added`, as stored elements, to the list of the current key. The state keeps the
-        list `added`.
+        """Appends the stored elements `added` to the list of the current key. The state keeps a
+        reference to the list `added`.
         """
         key = self._backend.current_key
         if (dirty := self._dirty) is not None and key not in dirty:
@@ -410,13 +410,13 @@ VIEWS: dict[str, Callable[[Owner, Table, StateDescriptor], View]] = {
     "reducing": ReducingView,
     "aggregating": AggregatingView,
 }
-"""Kind of a descriptor -> its view, without a time to live."""
+"""Maps the kind of a descriptor to the constructor of its view without a time to live."""
 
 _NAMESPACED: dict[type[View], type[View]] = {}
 
 
 def register_namespaced(*classes: type[View]) -> None:
-    """Derives the variant of each view that lives in a namespace other than None."""
+    """Creates and registers a variant of each view class, for namespaces other than None."""
     for view in classes:
         _NAMESPACED[view] = type(
             f"{view.__name__}InNamespace", (InNamespace, view), {"__slots__": ()}
