@@ -113,7 +113,7 @@ STYLE = """
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A place in a layer of the picture: for the box of a task, or for the arrow of an exchange
+    """A place in a layer of the picture. It holds the box of a task, or the arrow of an exchange
     that crosses the layer (`vertex` is None).
     """
 

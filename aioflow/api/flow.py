@@ -306,9 +306,9 @@ class Flow:
         `tables` are streams of this flow, and bounded tables to look up: a list of rows, or a table
         of Arrow, pandas or polars. Rows of the result are dicts. `functions` has Python functions
         that the query may call, by name; an `async def` is awaited. `schemas` declares the columns
-        of tables, by the name of the table: each as a dataclass or the like, an Arrow schema, or a
-        dict of names to types. `ttl` is how long a join without a window or time bounds keeps its
-        rows.
+        of tables, by the name of the table. A schema is a dataclass or the like, an Arrow schema,
+        or a dict of names to types. `ttl` is how long a join without a window or time bounds keeps
+        its rows.
 
         A query whose rows change, such as a GROUP BY without a window, needs `updates=True`. The
         elements of the stream are then `af.Upsert`: the latest row of a key, or None if the row was

@@ -1,4 +1,4 @@
 """Checkpoints: aligning barriers, coordinating checkpoints, and storing them.
 
-Modules that decide are plain objects without I/O. Only the stores read and write.
+The modules that decide hold plain objects without I/O. Only the stores read and write.
 """

@@ -5,8 +5,8 @@ The alignment only decides. It returns verdicts, and the task carries them out.
 A barrier cuts a channel: what came before it belongs to the checkpoint, what comes after does not.
 In an aligned checkpoint, a channel that delivered its barrier is blocked until all others have
 delivered theirs. Then the task takes its checkpoint, and nothing is in flight. In an unaligned
-checkpoint, the task takes it at once. The data that other channels deliver before their barriers is
-kept with the checkpoint as channel state.
+checkpoint, the task takes the checkpoint at the first barrier. The data that other channels deliver
+before their barriers is kept with the checkpoint as channel state.
 
     IDLE        --first barrier of a newer id, or the announcement of one--> ALIGNING
     ALIGNING    --last barrier--> Take --> IDLE
@@ -16,9 +16,9 @@ kept with the checkpoint as channel state.
                 --newer barrier, cancel marker, notice of the coordinator--> Abort --> IDLE
 
 Ids only rise, and may jump. A barrier or notice for a checkpoint that is over has no effect, and
-its channel goes on. A checkpoint is taken at most once, and aborted at most once. Verdicts are
-carried out in order; verdicts after a `Take` wait for the task's synchronous part. The design
-follows Flink's SingleCheckpointBarrierHandler and its states.
+the channel that delivered the barrier is not blocked. A checkpoint is taken at most once, and
+aborted at most once. Verdicts are carried out in order; verdicts after a `Take` wait for the task's
+synchronous part. The design follows Flink's SingleCheckpointBarrierHandler and its states.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 _EARLY_ABORTS_MAX = 64
 """Number of abort notices kept for checkpoints whose barriers have not come. Beyond this number the
-oldest notice is forgotten: its barriers will never come.
+oldest notice is forgotten, because the barriers of its checkpoint will never come.
 """
 
 
@@ -68,7 +68,7 @@ class Block(msgspec.Struct, frozen=True):
 class Resume(msgspec.Struct, frozen=True):
     """Verdict: read from `channels` again.
 
-    The channels were blocked, or stopped behind a barrier that has no effect.
+    The channels were blocked, or stopped after they had delivered a barrier that has no effect.
     """
 
     channels: tuple[int, ...]
@@ -82,13 +82,14 @@ class Take(msgspec.Struct, frozen=True):
     """Whether data in flight is part of the checkpoint: data that waits in the output, data of
     the channels `overtaken`, and data that a barrier overtook in its own channel."""
     overtaken: tuple[int, ...] = ()
-    """Channels whose barrier is still to come. Their data until `Captured` is processed as usual,
-    and also kept with the checkpoint.
+    """Channels whose barrier is still to come. The data that they deliver before `Captured` is
+    processed as usual, and also kept with the checkpoint.
     """
     start_delay_ms: int = 0
     """Time from the trigger to the first barrier at this task."""
     alignment_ms: int = 0
-    """Time since the first barrier. For an unaligned checkpoint, `CaptureComplete` has the total.
+    """Time from the first barrier to this verdict. For an unaligned checkpoint, `CaptureComplete`
+    holds the whole duration of the alignment.
     """
     alignment_processed: int = 0
 
@@ -126,7 +127,7 @@ class Abort(msgspec.Struct, frozen=True):
 
 
 class WaitUntil(msgspec.Struct, frozen=True):
-    """Verdict: call `tick` at the wall-clock time `at_ms`, when the alignment times out.
+    """Verdict: call `tick` at the wall-clock time `at_ms`, the timeout of the alignment.
 
     An additional call of `tick` does nothing.
     """
@@ -150,18 +151,19 @@ class BarrierAlignment:
         self._never_overtaken = tuple(sorted(never_overtaken))
         self._closed = [False] * channels
         self._highest = -1
-        """The largest checkpoint id seen. All ids up to this one are over, except the pending one.
+        """The largest checkpoint id seen. All checkpoints up to this id are over, except the
+        pending one.
         """
         self._pending: CheckpointBarrier | None = None
         self._phase = AlignmentPhase.IDLE
         self._arrived: dict[int, None] = {}
-        """Channels that delivered the pending barrier, in the order in which they did."""
+        """Channels that delivered the pending barrier, in order of delivery."""
         self._blocked: dict[int, None] = {}
         self._early_aborts: dict[int, None] = {}
         """Ids of checkpoints that the coordinator aborted before any of their barriers came."""
         self._unaligned = False
-        """Whether the pending barrier is unaligned: from the start, or since an upstream task or
-        the timeout changed it.
+        """Whether the pending checkpoint is unaligned: from the start, or since an upstream task or
+        the timeout made it unaligned.
         """
         self._due_ms: int | None = None
         self._first_ms = 0
@@ -343,8 +345,8 @@ class BarrierAlignment:
     # Transitions.
 
     def _begin(self, barrier: CheckpointBarrier, now_ms: int) -> list[Verdict]:
-        """Makes `barrier` the current one if its id is above all seen; aborts an older
-        checkpoint.
+        """Makes `barrier` the pending one if its checkpoint id is larger than all seen before.
+        Aborts an older pending checkpoint.
         """
         checkpoint_id = barrier.checkpoint_id
         if checkpoint_id <= self._highest:
@@ -368,8 +370,8 @@ class BarrierAlignment:
         return verdicts
 
     def _wait(self, *, first: bool, now_ms: int) -> list[Verdict]:
-        """Returns a `WaitUntil` for the timeout of the checkpoint, or nothing. `first` means that
-        the first barrier or announcement of the checkpoint just arrived.
+        """Returns a `WaitUntil` for the timeout of the checkpoint, or an empty list. `first` tells
+        whether the first barrier or announcement of the checkpoint has just arrived.
         """
         return (
             [WaitUntil(self._due_ms)]

@@ -49,11 +49,12 @@ class OperatorRestore:
     """The state from which one operator of one subtask is restored."""
 
     keyed: tuple[KeyedStateHandle, ...] = ()
-    """Handles that hold key groups of this subtask's range, in ascending order; they may hold
-    other groups besides.
+    """Handles that hold key groups of this subtask's range, in ascending order. The handles may
+    hold other key groups too.
     """
     operator: tuple[StateFile | None, ...] = ()
-    """State of each former subtask, in order: None for a subtask without, empty if all had none.
+    """Operator state of each former subtask, in order; None for a subtask without state. Empty if
+    no former subtask had any.
     """
 
 
@@ -64,7 +65,7 @@ class ChannelRestore:
     edge_id: int
     index: int
     files: tuple[StateFile, ...]
-    """Files of the data that waited at the consumer, then of the data at the producer."""
+    """Files with the data that waited at the consumer, then with the data at the producer."""
     has_head: bool
     """Whether the first file has the event time (watermark) in front of the data."""
 
@@ -76,18 +77,18 @@ class InFlightRestore:
     subtask: int
     """Index of the former subtask."""
     is_only: bool
-    """Whether the task had no other former subtask."""
+    """Whether the task had only this one subtask in the checkpointed job."""
     chain: tuple[tuple[int, StateFile], ...]
-    """Files of data that waited between the operators, last operator first, each with the index of
-    the operator.
+    """Pairs (index of an operator, file with the data that waited in front of this operator), last
+    operator first.
     """
     restored: StateFile | None
-    """File of data that the former subtask itself had restored but not processed. It also holds
-    the event time of its input."""
+    """File with the data that the former subtask itself had restored but not processed. The file
+    also holds the event time of the former subtask's input."""
     channels: tuple[ChannelRestore, ...]
     dealt: bool = False
-    """Whether the parallelism has changed. Then each subtask takes the records of its keys, and the
-    subtask with `takes_rest` takes all records without a key."""
+    """Whether the parallelism has changed. Then each restored subtask processes the records of its
+    own keys. The restored subtask with `takes_rest` also processes all records without a key."""
     takes_rest: bool = True
 
 
@@ -104,12 +105,13 @@ class TaskRestore:
     in_flight: tuple[InFlightRestore, ...] = ()
     """Data in flight of each former subtask, in the order of the former subtasks."""
     same_exchanges: frozenset[int] = frozenset()
-    """Ids of the exchanges whose channels are the same as in the checkpoint: each channel continues
-    where it was.
+    """Ids of the input exchanges that have the same channels as in the checkpoint, so that each
+    channel continues where it was.
     """
     others: tuple[StateFile | None, ...] | None = None
-    """Files with the event time of the other former subtasks; None for a subtask without a file.
-    Set only if records of these subtasks may continue here, so that they do not become late.
+    """Files with the event time of the former subtasks that `in_flight` lacks; an entry is None for
+    a subtask without a file. Set only if records of these former subtasks may continue in this
+    subtask. Their event time then holds back the watermark, so that the records do not become late.
     """
     allow_non_restored: bool = False
     """Whether state that an operator does not use is dropped; otherwise it fails the restore.
@@ -123,8 +125,9 @@ class RestorePlan:
     tasks: Mapping[tuple[int, int], TaskRestore]
     """State of every subtask of the job, by vertex id and index."""
     sources: Mapping[int, tuple[StateFile | None, ...]]
-    """Files with the encoded positions of the former subtasks of each source, by vertex id.
-    None stands for a subtask without positions. The caller reads them for `assign_splits`."""
+    """For each source, by vertex id: the files with the encoded split positions of its former
+    subtasks. An entry is None for a subtask without positions. The caller reads these files for
+    `assign_splits`."""
 
 
 class FoundSplit(Protocol):
@@ -146,7 +149,8 @@ def plan_restore(
 ) -> RestorePlan:
     """Assigns the state of `checkpoint` to the subtasks of `vertices`.
 
-    Raises RestoreError, which tells what does not fit and what to do.
+    Raises RestoreError if the state does not fit the vertices. The error says what does not fit and
+    what to do.
     """
     former = {operator.uid: _Former(checkpoint, operator) for operator in checkpoint.operators}
     _collect(checkpoint, former)
@@ -187,7 +191,8 @@ def assign_splits(
 ) -> list[list[SplitState]]:
     """Returns the splits that each of the `parallelism` subtasks reads.
 
-    They are the splits of the `former` subtasks at their positions, and the new splits in `found`.
+    These are the splits of the `former` subtasks, at their positions in the checkpoint, and the new
+    splits in `found`.
 
     A known split keeps its position and its first payload; a finished split stays finished. With
     the same parallelism a split stays with its subtask; otherwise all splits are distributed again
@@ -270,7 +275,8 @@ class _Former:
         )
 
     def restore(self, now: CheckpointedOperator, index: int) -> OperatorRestore:
-        """Returns the state for subtask `index` of the same operator in the new job, `now`."""
+        """Returns the state for subtask `index` of the same operator in the new job. `now`
+        describes this operator."""
         own = range_for_subtask(index, now.parallelism, now.max_parallelism)
         for keyed in self.keyed:
             if keyed.max_parallelism != now.max_parallelism:
@@ -346,7 +352,8 @@ def _keeps_channels(
 ) -> bool:
     """Returns whether the checkpoint contains data in flight.
 
-    Raises RestoreError if it does and the operators or exchanges of the flow have changed since.
+    Raises RestoreError if it does, but the operators or exchanges of the flow have changed since
+    the checkpoint.
     """
     if not any(
         channel.is_data for state in checkpoint.subtasks.values() for channel in state.channels
@@ -373,7 +380,8 @@ def _keeps_channels(
 
 
 def _change(checkpoint: CompletedCheckpoint, vertices: Sequence[CheckpointedVertex]) -> str:
-    """Returns what has changed in the flow, and what to do, as a part of an error message."""
+    """Returns the part of an error message that says what has changed in the flow since
+    `checkpoint`, and what to do."""
     former = {operator.uid: operator for operator in checkpoint.operators}
     now = {operator.uid: operator for vertex in vertices for operator in vertex.operators}
     heads_then, heads_now = {head for head, _ in checkpoint.subtasks}, {v.uid for v in vertices}
@@ -403,7 +411,7 @@ class InFlightPlan:
     The parallelism may have changed. The unit of assignment is a former subtask: the data that
     waited in its chain, the data that it had restored but not processed, and its channels. In a
     channel, the data that waited at the consumer comes first, then the data at the producer. Every
-    subtask that owns keys of the unit reads the whole unit.
+    new subtask that owns keys of the unit reads the whole unit.
     """
 
     def __init__(
@@ -417,7 +425,8 @@ class InFlightPlan:
         consumers = {read.edge_id: vertex.uid for vertex in vertices for read in vertex.inputs}
         self._finished = {place for place, state in checkpoint.subtasks.items() if state.finished}
         self._files: dict[tuple[str, int], dict[tuple[ChannelSide, int, int], StateFile]] = {}
-        """Subtask that processes the data -> (side, exchange, index of the channel) -> its files.
+        """Maps the former subtask that processes the data to its files, by (side, exchange, index
+        of the channel).
         """
         for (head, subtask), state in checkpoint.subtasks.items():
             for channel in state.channels:

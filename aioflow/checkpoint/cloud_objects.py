@@ -1,11 +1,12 @@
 """Stores objects in S3 and compatible stores, Google Cloud Storage or Azure.
 
 Needs the extra `[s3]` (obstore). Credentials, region and endpoint come from the environment, as for
-that store's own tools (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...).
+the stores' own tools (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...).
 
-The library obstore sends the requests itself, without `Host`, so this is the only store that cannot
-be simulated. Its blocking calls are used, in threads of the host. With its async calls, processes
-crashed at exit, because its threads call back into an interpreter that is gone.
+The library obstore sends the requests itself, not through the engine's `Host`. So this is the only
+store that cannot be simulated. This module uses the blocking calls of obstore, in threads of the
+host. With the async calls, processes crashed at exit, because obstore's threads call back into an
+interpreter that is gone.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ PART_BYTES = 8 << 20
 
 
 class RemoteObjects:
-    """An `ObjectStore` over obstore. A given `store` replaces the one that the URL names.
+    """An `ObjectStore` over obstore. If `store` is given, it is used instead of the store that the
+    URL names.
 
     A small object is created by one request, which is atomic. An upload in parts cannot be made
     conditional everywhere. So callers draw random names for large objects. If two callers create
-    one name at the same moment, both may be told that they succeeded.
+    the same name at the same moment, `create` may return True to both.
     """
 
     shared = True
@@ -83,8 +85,8 @@ class RemoteObjects:
         """Does nothing: visible objects are durable."""
 
     async def sweep(self, before_ms: int) -> None:
-        """Does nothing: parts of unfinished uploads are not visible here. A rule of the bucket
-        removes them.
+        """Does nothing, because parts of unfinished uploads are not visible here. A lifecycle rule
+        of the bucket has to remove them.
         """
 
     async def _create_large(self, name: str, head: bytes, rest: Chunks) -> bool:

@@ -37,8 +37,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OperatorStateHandle:
-    """The handles of the state of one operator in one subtask. A field is None if the operator has
-    no state of that kind.
+    """The handles of one operator's state in one subtask. A field is None if the operator has no
+    state of this kind.
     """
 
     uid: str
@@ -50,15 +50,16 @@ class OperatorStateHandle:
 
 
 class ChannelSide(StrEnum):
-    """The place where data in flight waits; it determines the meaning of a handle's `index`."""
+    """The place where data in flight waits. It determines the meaning of `index` in a
+    `ChannelStateHandle`."""
 
     INPUT = "input"
     """Data at the consumer, in input channel `index`."""
     OUTPUT = "output"
     """Data at the producer, in subpartition `index`."""
     CHAIN = "chain"
-    """Data in the task, in front of operator `index`, which counts from 1. Index 0 is data that a
-    source has read and not emitted."""
+    """Data in the task, in front of operator `index`; the operators of a chain count from 1. Index
+    0 is data that a source has read and not emitted."""
     RESTORED = "restored"
     """Data that the task has restored itself and not processed yet.
 
@@ -67,8 +68,8 @@ class ChannelSide(StrEnum):
 
 
 HEAD_BYTES = 14
-"""Length of the head of a file of data in flight: version, event time in front of the data,
-number of channels.
+"""Length in bytes of the head of a file with data in flight: version, event time in front of the
+data, number of channels.
 """
 
 
@@ -141,7 +142,8 @@ class CheckpointKind(StrEnum):
     """The kind of a checkpoint: an ordinary checkpoint, or a savepoint for the user."""
 
     CHECKPOINT = "CHECKPOINT"
-    """A checkpoint of the engine. Restarts begin with it; it is deleted once newer ones complete.
+    """A checkpoint of the engine. Restarts begin with it. It is deleted once newer checkpoints
+    complete.
     """
     SAVEPOINT = "SAVEPOINT"
     """A savepoint of the user, taken while the job continues.
@@ -182,12 +184,13 @@ class CompletedCheckpoint:
     """Time when the last subtask acknowledged the checkpoint."""
     operators: tuple[CheckpointedOperator, ...] = ()
     subtasks: Mapping[tuple[str, int], SubtaskState] = field(default_factory=dict)
-    """State of each subtask, by the uid of the head of its chain and its index.
+    """State of each subtask, by (uid of the head of its chain, subtask index).
 
     Finished subtasks have the state with which they finished.
     """
     directory: str = ""
-    """URL that was requested for a savepoint; empty for a place in the flow's store."""
+    """URL of the directory that was requested for a savepoint; empty for a savepoint in the flow's
+    store, and for a checkpoint."""
     location: str = ""
     """URL of the stored checkpoint; empty until it is stored."""
 
@@ -195,7 +198,7 @@ class CompletedCheckpoint:
 class Discard(msgspec.Struct, frozen=True):
     """Instruction to delete the metadata of `checkpoints`, and then `files`.
 
-    The order matters: metadata must never be left that refers to a deleted file. Repeating the
+    The order matters: no metadata may remain that refers to a deleted file. Repeating the
     instruction does no harm.
     """
 
@@ -220,14 +223,14 @@ def files_of(states: Iterable[SubtaskState]) -> list[str]:
 
 
 _DELETED_MAX = 16
-"""Number of deleted checkpoints whose files are remembered. A task that missed more completions in
-a row no longer reports.
+"""Number of deleted checkpoints whose files are remembered. A task that has missed more completions
+in a row than this is assumed to report no more.
 """
 
 
 class _Dropped(msgspec.Struct):
-    """A checkpoint that is no longer retained, but that pending checkpoints (`waits_for`) may build
-    on.
+    """A checkpoint that is no longer retained, but kept because pending checkpoints may build on
+    it. `waits_for` holds the ids of these pending checkpoints.
     """
 
     checkpoint: CompletedCheckpoint
@@ -237,8 +240,8 @@ class _Dropped(msgspec.Struct):
 class CheckpointRetention:
     """Retains the `retain` newest completed checkpoints, and counts the references to each file.
 
-    References are counted for each checkpoint, pending or completed. A checkpoint is "ours" if this
-    job may delete it.
+    References from each checkpoint count, pending or completed. A checkpoint is "ours" if this job
+    may delete it.
     """
 
     def __init__(self, retain: int) -> None:
@@ -263,7 +266,8 @@ class CheckpointRetention:
 
     @property
     def latest(self) -> CompletedCheckpoint | None:
-        """The checkpoint that a restart begins with, None before the first."""
+        """The checkpoint that a restart begins with; None before the first checkpoint has
+        completed."""
         return self._kept[-1] if self._kept else None
 
     def restored(self, checkpoint: CompletedCheckpoint, *, claim: bool) -> None:
@@ -277,8 +281,8 @@ class CheckpointRetention:
             self._not_ours.add(checkpoint.checkpoint_id)
 
     def refer(self, owner: int, states: Iterable[SubtaskState]) -> None:
-        """Notes that checkpoint `owner` refers to the files of `states`. Repeating it changes
-        nothing.
+        """Notes that checkpoint `owner`, an id, refers to the files of `states`. Repeating the call
+        changes nothing.
         """
         owned = self._owned.setdefault(owner, {})
         for name in files_of(states):
@@ -287,10 +291,10 @@ class CheckpointRetention:
                 self._references[name] = self._references.get(name, 0) + 1
 
     def completed(self, checkpoint: CompletedCheckpoint, pending: Collection[int]) -> Discard:
-        """Keeps `checkpoint`, which is durable now, as the newest.
+        """Retains `checkpoint`, which is durable now, as the newest.
 
-        Returns the files to delete. `pending` are the ids of unfinished checkpoints that may build
-        on an older one.
+        Returns the files to delete. `pending` holds the ids of unfinished checkpoints that may
+        build on an older checkpoint.
         """
         self._kept.append(checkpoint)
         if checkpoint.kind.is_savepoint:
@@ -307,18 +311,18 @@ class CheckpointRetention:
     def ended(self, checkpoint_id: int) -> Discard:
         """Notes that a pending checkpoint or savepoint has completed.
 
-        Returns the files to delete. Older checkpoints that were kept for this one are no longer
-        needed. The references of a savepoint stay for ever.
+        Returns what to delete: older checkpoints that were kept only for this one are no longer
+        needed. The references of a savepoint are never removed.
         """
         for dropped in self._dropped:
             dropped.waits_for.discard(checkpoint_id)
         return self._settle()
 
     def failed(self, checkpoint_id: int, metadata: CompletedCheckpoint | None = None) -> Discard:
-        """Drops a pending checkpoint that failed. Returns the files that only this checkpoint
-        refers to, to be deleted.
+        """Drops a pending checkpoint that failed. Returns the instruction to delete the files that
+        only this checkpoint refers to.
 
-        `metadata` is the checkpoint itself if parts of its metadata may have been stored, which are
+        `metadata` is given if parts of the checkpoint's metadata may have been stored; these are
         then deleted as well.
         """
         files = self._forget(checkpoint_id)
@@ -328,8 +332,8 @@ class CheckpointRetention:
         )
 
     def unreferenced(self, state: SubtaskState) -> Discard:
-        """Returns the files of `state` that no checkpoint refers to. The state came too late for
-        its checkpoint.
+        """Returns the instruction to delete the files of `state` that no checkpoint refers to. The
+        state came too late for its checkpoint.
         """
         return Discard(
             (), tuple(name for name in files_of([state]) if name not in self._references)
@@ -338,8 +342,8 @@ class CheckpointRetention:
     def deleted(self, state: SubtaskState) -> list[str]:
         """Returns the files that `state` refers to but that are already deleted.
 
-        This happens if the writer built on a checkpoint and did not know yet that a newer one had
-        replaced it.
+        This happens if the writing task built on a checkpoint, and did not know yet that a newer
+        checkpoint had replaced it.
         """
         return [
             name
@@ -366,7 +370,8 @@ class CheckpointRetention:
         return Discard(tuple(checkpoints), tuple(files))
 
     def _forget(self, owner: int) -> list[str]:
-        """Removes the references of `owner`. Returns the files that nothing refers to now."""
+        """Removes the references of checkpoint `owner`, an id. Returns the names of the files that
+        nothing refers to any more."""
         free: list[str] = []
         for name in self._owned.pop(owner, {}):
             count = self._references[name] - 1

@@ -1,9 +1,9 @@
-"""Coordinates the checkpoints of one job: when to trigger the next one, who has acknowledged, and
-which complete or fail.
+"""Coordinates the checkpoints of one job: when to trigger the next one, which tasks have
+acknowledged, and which checkpoints complete or fail.
 
 The coordinator only decides. Each method handles one event, such as the report of a task, and
 returns instructions, which the JobMaster carries out in order. Time is an argument. Every message
-of a task names its attempt: messages of an older attempt change nothing.
+of a task names its attempt, and messages of an older attempt change nothing.
 
     requested  --slot free, all tasks running--> PENDING
     PENDING    --last acknowledgement--> STORING --stored--> completed
@@ -11,13 +11,13 @@ of a task names its attempt: messages of an older attempt change nothing.
     STORING    --not stored, expired, subsumed, job restarted--> aborted,
                and what may have been stored is deleted
 
-A checkpoint is complete when its metadata is durable. Only then tasks are notified, and sinks
+A checkpoint is complete when its metadata is durable. Only then are tasks notified, and sinks
 commit. A complete checkpoint subsumes every earlier checkpoint that is unfinished. It also covers
 commits that earlier checkpoints left unconfirmed: a sink commits everything that was prepared up to
-the complete one. Ids only rise, over restarts and restores too. A savepoint that does not stop the
-job subsumes nothing, and its completion is not announced to tasks. The job never restarts from it.
-So sinks commit nothing on it. `request_decider.py` decides which checkpoint is taken next, and
-when. The design follows Flink's CheckpointCoordinator and CheckpointFailureManager.
+the complete checkpoint. Ids only rise, over restarts and restores too. A savepoint that does not
+stop the job subsumes nothing, and its completion is not announced to tasks. The job never restarts
+from it. So sinks commit nothing on it. `request_decider.py` decides which checkpoint is taken next,
+and when. The design follows Flink's CheckpointCoordinator and CheckpointFailureManager.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ from aioflow.core.scope import ExecutionAttemptId
 __all__ = ["CheckpointCoordinator"]
 
 _RETRIED = (CheckpointFailureReason.TASK_FAILURE, CheckpointFailureReason.TASK_CLOSING)
-"""Reasons for which a failed savepoint of a stop is tried again: the stop goes on."""
+"""If the savepoint of a stop fails for one of these reasons, it is tried again, and the stop goes
+on."""
 
 _CLOSING = (
     CheckpointFailureReason.TASK_CLOSING,
     CheckpointFailureReason.CANCELLATION_BARRIER,
 )
-"""Reasons for an abort that mean no error: a task ended while the checkpoint was pending. That task
-or one downstream of it reports the reason.
+"""Reasons for an abort that mean no error: a task ended while the checkpoint was pending. The
+reason is reported by this task or by a task downstream.
 """
 
 CLOSING_TRIES = 5
@@ -76,14 +77,14 @@ LATE_INTERVALS = 3
 LATE_MS = 5_000
 """Age of a checkpoint, in intervals and in ms, above which a warning is logged.
 
-The next warning comes at twice the age of the last one: one is enough for many checkpoints that
-take equally long. Once a checkpoint takes less than an interval, warnings start again at the first
-age.
+The next warning comes at twice the age at which the last one came, so checkpoints that all take
+equally long cause only one warning. Once a checkpoint takes less than an interval, warnings start
+again at this first age.
 """
 
 _ENDED_BADLY_MAX = 1000
-"""Number of failed checkpoints that are remembered. Acknowledgements of older ones are left to the
-sweep of orphans.
+"""Number of failed checkpoints that are remembered. State files in acknowledgements of older ones
+are left to the sweep of unreferenced files.
 """
 
 
@@ -116,8 +117,7 @@ class CheckpointCoordinator:
         self._pending: dict[int, PendingCheckpoint] = {}
         """Checkpoints under way, by id in ascending order, including those being stored."""
         self._doomed: dict[int, CompletedCheckpoint] = {}
-        """Checkpoints that were aborted while they were stored. They may exist in the store or not.
-        """
+        """Checkpoints that were aborted while they were stored. The store may hold them or not."""
         self._ended_badly: dict[int, None] = {}
         self._finished: dict[tuple[str, int], None] = {}
         self._needs_full = False
@@ -130,7 +130,7 @@ class CheckpointCoordinator:
             inf if interval_ms is None else max(LATE_INTERVALS * interval_ms, LATE_MS)
         )
         self._late_ms = self._late_at_first_ms
-        """Age of a checkpoint at which the next warning is logged."""
+        """Age of a checkpoint, in ms, at which the next warning is logged."""
         self._is_over = False
 
     def _describe(self, vertices: Sequence[CheckpointedVertex]) -> None:
@@ -150,7 +150,8 @@ class CheckpointCoordinator:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the final checkpoint is complete: the tasks end, and none is taken any more."""
+        """Whether the final checkpoint is complete. Then the tasks end, and no further checkpoint
+        is taken."""
         return self._turns.final_is_complete
 
     @property
@@ -162,7 +163,7 @@ class CheckpointCoordinator:
     def restored(self, checkpoint: CompletedCheckpoint, now: Moment, *, claim: bool) -> None:
         """Notes that the job begins with `checkpoint`. Call before tasks are deployed.
 
-        With `claim` the checkpoint belongs to this job, and is deleted when newer ones are
+        With `claim` the checkpoint belongs to this job, and is deleted when newer checkpoints are
         complete.
         """
         self._next_id = max(self._next_id, checkpoint.checkpoint_id + 1)
@@ -199,9 +200,10 @@ class CheckpointCoordinator:
         return self._after(instructions, now)
 
     def rescaled(self, vertices: Sequence[CheckpointedVertex], now: Moment) -> list[Instruction]:
-        """Replaces the vertices by the same ones at another parallelism; `restart` follows.
+        """Replaces the vertices by the same vertices at another parallelism. The caller then calls
+        `restart`.
 
-        Unfinished checkpoints are aborted: they belong to the former tasks.
+        Unfinished checkpoints are aborted, because they belong to the former tasks.
         """
         instructions = self._abort_all(
             CheckpointFailureReason.TASK_FAILURE, "the job is rescaled", now
@@ -312,8 +314,8 @@ class CheckpointCoordinator:
     ) -> list[Instruction]:
         """Notes that a subtask has written its part of a checkpoint.
 
-        State is deleted if it comes too late, or from an attempt that takes no part in the
-        checkpoint.
+        The files of `state` are deleted if it comes too late, or from an attempt that takes no part
+        in the checkpoint.
         """
         pending = self._pending.get(checkpoint_id)
         if pending is None or attempt not in pending.waiting:
@@ -373,7 +375,7 @@ class CheckpointCoordinator:
     # Events of the store.
 
     def stored(self, checkpoint_id: int, location: str, now: Moment) -> list[Instruction]:
-        """Completes the checkpoint, which is durable at the URL `location` now."""
+        """Completes checkpoint `checkpoint_id`, which is now durable at the URL `location`."""
         doomed = self._doomed.pop(checkpoint_id, None)
         if doomed is not None:
             # The metadata must not outlive the files. The location says where the metadata is.
@@ -424,7 +426,8 @@ class CheckpointCoordinator:
     def not_stored(
         self, checkpoint_id: int, error: BaseException, now: Moment
     ) -> list[Instruction]:
-        """Aborts the checkpoint: storing it failed, or the outcome is unknown."""
+        """Aborts checkpoint `checkpoint_id`, because storing it failed or the outcome is
+        unknown."""
         doomed = self._doomed.pop(checkpoint_id, None)
         if doomed is not None:
             return self._discard(self._retention.failed(checkpoint_id, doomed))
@@ -440,14 +443,15 @@ class CheckpointCoordinator:
     # Requests of users. The caller chooses `number`, and an `Answer` quotes it.
 
     def request_checkpoint(self, number: int, now: Moment) -> list[Instruction]:
-        """Requests a checkpoint outside the interval. An `Answer` quotes `number`."""
+        """Requests a checkpoint outside the interval. The `Answer` to this request has the same
+        `number`."""
         return self._request(Request(kind=CheckpointKind.CHECKPOINT, number=number), now)
 
     def request_hold(self, number: int, now: Moment) -> list[Instruction]:
-        """Requests a checkpoint that pauses all tasks until they are cancelled, or until it is
-        aborted.
+        """Requests a checkpoint that pauses all tasks until they are cancelled, or until the
+        checkpoint is aborted.
 
-        The job has then done exactly what the checkpoint contains.
+        While the tasks are paused, the job has processed exactly what the checkpoint contains.
         """
         request = Request(kind=CheckpointKind.CHECKPOINT, number=number, holds=True)
         return self._request(request, now)
@@ -573,11 +577,11 @@ class CheckpointCoordinator:
         return [Trigger(barrier, plan.triggered)]
 
     def _finished_state(self, subtask: tuple[str, int]) -> SubtaskState:
-        """Returns the state of a finished subtask, from the newest checkpoint.
+        """Returns the state of a finished subtask as the newest checkpoint holds it.
 
-        The files of that checkpoint are retained. Those of the checkpoint that was the newest when
-        the subtask finished may be deleted by now. Data in flight is left out: the subtask has
-        processed its input, and its output is processed or kept downstream.
+        The files of the newest checkpoint are retained, while older files of the subtask may be
+        deleted by now. Data in flight is left out: the subtask has processed its input, and its
+        output is processed or kept downstream.
         """
         last = None if self.latest is None else self.latest.subtasks.get(subtask)
         return (
@@ -684,7 +688,8 @@ class CheckpointCoordinator:
     def _answer_the_rest(self, final: CompletedCheckpoint) -> list[Instruction]:
         """Answers all queued requests with the final checkpoint.
 
-        No checkpoint follows it, and it contains all that a requested one would contain.
+        No checkpoint follows the final one, which contains everything that a requested checkpoint
+        would contain.
         """
         instructions: list[Instruction] = []
         for request in self._turns.clear():

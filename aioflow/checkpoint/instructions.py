@@ -2,8 +2,9 @@
 returns.
 
 `CheckpointFailureReason` lists the reasons why a checkpoint may fail, for tasks, coordinator and
-statistics. `FailureCounter` counts the failures, of which a job tolerates a limited number. After
-Flink's CheckpointFailureReason and CheckpointFailureManager. `InOrder` carries out instructions.
+statistics. `FailureCounter` counts the failures, of which a job tolerates a limited number.
+`InOrder` carries out instructions. The design follows Flink's CheckpointFailureReason and
+CheckpointFailureManager.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ T = TypeVar("T")
 class CheckpointFailureReason(StrEnum):
     """The reason why a checkpoint failed.
 
-    The value equals the name, and is sent with a decline. `sentence` is the text for people.
+    The value of a member equals its name, and is sent with a decline. `sentence` is the text for
+    people.
     """
 
     # Reported by tasks.
@@ -73,7 +75,7 @@ class CheckpointFailureReason(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """The reason in words, as a part of a message."""
+        """The reason in words, as a part of an error message."""
         return _SENTENCES[self]
 
     @property
@@ -130,7 +132,7 @@ _SENTENCES = {
 class FailureCounter:
     """Counts the checkpoints that failed since the last success.
 
-    `tolerable` failures in a row are tolerated, any number if None.
+    `tolerable` is the number of failures in a row that the job tolerates; None means any number.
     """
 
     def __init__(self, tolerable: int | None) -> None:
@@ -193,8 +195,8 @@ class CoordinatorOptions:
     """Number of failures in a row that are tolerated; one more fails the job. None: any number."""
     unaligned: bool = False
     aligned_timeout_ms: int | None = None
-    """With `unaligned`: time after the trigger when an aligned checkpoint becomes unaligned. None:
-    checkpoints are unaligned from the start.
+    """With `unaligned`: time after the trigger at which an aligned checkpoint becomes unaligned.
+    None: checkpoints are unaligned from the start.
     """
 
     def __post_init__(self) -> None:
@@ -226,7 +228,7 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class Store(msgspec.Struct, frozen=True):
-    """Instruction to store `checkpoint` durably, metadata last, and to report `stored` or
+    """Instruction to store `checkpoint` durably, metadata last, and then to call `stored` or
     `not_stored`.
     """
 
@@ -256,7 +258,7 @@ class NotifyAborted(msgspec.Struct, frozen=True):
 
 
 class FailJob(msgspec.Struct, frozen=True):
-    """Instruction to fail the job as a task's error would.
+    """Instruction to fail the job as the error of a task would fail it.
 
     The job restarts from the last completed checkpoint, if its restart policy allows.
     """
@@ -278,7 +280,7 @@ class WakeAt(msgspec.Struct, frozen=True):
     """Instruction to call `tick` at a time of the monotonic clock. It replaces the previous
     `WakeAt`.
 
-    With None no call is needed until something else happens.
+    If the time is None, no call of `tick` is needed until another event happens.
     """
 
     at_s: float | None
@@ -287,8 +289,9 @@ class WakeAt(msgspec.Struct, frozen=True):
 class WarnBehind(msgspec.Struct, frozen=True):
     """Instruction to warn that checkpoint `checkpoint_id` is late: it is `age_ms` old.
 
-    `waits_for` names the tasks that have not acknowledged it. `attempt` is the first of them, which
-    says what it waits for; None if all have, and the checkpoint is being committed to the store.
+    `waits_for` names the tasks that have not acknowledged the checkpoint. `attempt` is the first of
+    these tasks, which can be asked what it waits for. It is None if all tasks have acknowledged,
+    and the checkpoint is being written to the store.
     """
 
     checkpoint_id: int
@@ -352,7 +355,8 @@ class CheckpointSettings:
 class InOrder(Generic[T]):
     """Carries out instructions by `do`, in order.
 
-    Instructions that a call of `do` itself causes, as for a failed deployment, are queued last.
+    `do` may itself cause further instructions, for example after a failed deployment. These are
+    queued behind all others.
     """
 
     __slots__ = ("_do", "_is_running", "_waiting")
@@ -363,7 +367,8 @@ class InOrder(Generic[T]):
         self._is_running = False
 
     def carry_out(self, instructions: Iterable[T]) -> None:
-        """Carries out `instructions`, or leaves them to the call that is carrying out others."""
+        """Carries out `instructions`. If another call is carrying out instructions already, queues
+        them for this call."""
         self._waiting.extend(instructions)
         if self._is_running:
             return

@@ -5,31 +5,34 @@ The processes share only a store.
 The lease is a sequence of numbered objects that are created once and never changed. The process
 that created the newest number has the lease. The holder creates the next number to renew the lease,
 another process creates it to take over. Creation is the only thing that must be atomic, so a local
-directory or an object store with conditional puts is enough. The number with which a holder took
-over is its fencing token: of two holders, the one with the larger token is newer.
+directory or an object store with conditional puts is enough. The number with which a holder
+acquired the lease is its fencing token: of two holders, the one with the larger token is newer.
 
 Two holders never act at once, for this reason. A holder acts until `lease_s` after the moment
 *before* it began to create its newest number. A candidate takes over when it has seen the same
-newest number for `lease_s`, stretched by twice the drift that clocks may have. It cannot have seen
-the number before it was created. So no wall clock is compared. However long a write, a read or a
-process hangs, the old holder's time is up first. A candidate does not wait for a holder whose
-process is known to have ended: that holder no longer acts. Its earlier requests are fenced by its
-token. A holder that could not renew is stopped `stop_s` before its time is up.
+newest number for `lease_s`, stretched by twice the drift that clocks may have. The candidate cannot
+have seen the number before the number was created. So no wall clock is compared. However long a
+write, a read or a process hangs, the old holder's lease expires first. A candidate does not wait
+for a holder whose process is known to have ended, because that holder no longer acts. Earlier
+requests of that holder are fenced by its token. A holder that could not renew its lease is stopped
+`stop_s` before the lease expires.
 
-A holder whose time is up has not lost its lease yet: it loses it when another process creates the
-next number. A holder that can delay its actions until it has created this number itself goes on
-(`renew_late`). A holder that cannot, such as a leader of many jobs, stops in time.
+A holder whose lease has expired has not lost it yet: the holder loses it when another process
+creates the next number. If a holder can delay its actions until it has created the next number
+itself, it goes on (`renew_late`). If it cannot delay them, as a leader of many jobs, it stops in
+time.
 
 Old numbers are deleted much later. So a candidate that slept may create one of them again.
 Therefore a candidate holds the lease only after it has found its own number to be the newest.
 
 `FlowLease` ensures that one job at a time runs a flow of a store: the running job holds the flow's
 lease, which names the job. A second job that starts finds out quickly whether the holder is alive.
-It starts at once if the holder has resigned, or is a process of this machine that has ended. Its
-start is refused if the holder renews the lease. It takes over if the holder has not renewed the
-lease for as long as a lease lasts. A late holder, on a busy or suspended machine, continues if the
-lease was not taken meanwhile. The actions that the lease guards wait until it is known whether the
-lease was taken. Only a holder that has really lost the lease must stop.
+The second job starts at once if the holder has resigned, or is a process of this machine that has
+ended. Its start is refused if the holder renews the lease. It acquires the lease if the holder has
+not renewed it for as long as a lease lasts. A holder that renews late, on a busy or suspended
+machine, continues if no other job has taken the lease meanwhile. The actions that the lease guards
+wait until the holder knows whether another job has taken the lease. Only a holder that has really
+lost the lease must stop.
 """
 
 from __future__ import annotations
@@ -69,8 +72,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 KEPT = 16
-"""How many of the newest numbers are kept. So a listing that races with deletions still shows one
-of them.
+"""How many of the newest numbers are kept. A listing that races with deletions then still shows one
+of these numbers.
 """
 
 OTHER_JOB = "another job may take it"
@@ -86,7 +89,8 @@ class LeaseOptions:
     """Durations of a lease, in seconds."""
 
     lease_s: float = 10.0
-    """How long a leader acts on one renewal, and how long others wait for a dead one."""
+    """How long a leader may act after one renewal, and how long candidates wait for a dead
+    leader."""
     renew_s: float = 2.0
     """Time between two renewals."""
     stop_s: float = 2.0
@@ -94,7 +98,7 @@ class LeaseOptions:
     lease.
     """
     clock_drift: float = 0.01
-    """Maximum drift of a machine's monotonic clock, as a share."""
+    """Maximum drift of a machine's monotonic clock, as a share of the measured time."""
 
     def __post_init__(self) -> None:
         if not 0 < self.renew_s < self.lease_s - self.stop_s or self.stop_s < 0:
@@ -127,7 +131,8 @@ class LeaseStore(Protocol):
         """Returns the content of an object, None if it does not exist."""
 
     async def create(self, number: int, data: bytes) -> bool:
-        """Creates an object, durably and whole. Returns False if the number exists.
+        """Creates an object with the content `data`, durably and as a whole. Returns False if the
+        number exists.
 
         After an error the object may exist or not.
         """
@@ -140,8 +145,8 @@ class LeaseStore(Protocol):
 
 
 class LeaseInfo(msgspec.Struct, frozen=True):
-    """The content of an object in the lease store: the holder of the lease. Each change of the
-    lease adds an object with the next number.
+    """The content of an object in the lease store: the holder of the lease. Each renewal or change
+    of the holder adds an object with the next number.
 
     `address` tells other processes how to reach the holder; None if the holder has given up the
     lease.
@@ -159,8 +164,8 @@ class LeaseInfo(msgspec.Struct, frozen=True):
 
     @staticmethod
     def decode(number: int, data: bytes, where: str) -> LeaseInfo:
-        """Decodes the content of an object. Raises RestoreError, which names `where`, if it is
-        invalid.
+        """Decodes the content of an object. Raises RestoreError, which names `where`, if the
+        content is invalid.
         """
         try:
             version, token, holder, address = msgpack.unpackb(data)
@@ -205,12 +210,12 @@ class Lease:
         self._valid_until_ms = began_wall_ms + int(self._lease_s * 1000)
 
     def revoke(self) -> None:
-        """Ends the lease, independent of the clock."""
+        """Ends the lease at once, before its time is up."""
         self._revoked = True
 
     @property
     def is_revoked(self) -> bool:
-        """Whether `revoke` was called, even if the lease has not expired."""
+        """Whether `revoke` was called."""
         return self._revoked
 
     @property
@@ -257,7 +262,8 @@ class ObjectLeases:
 async def current_holder(leases: LeaseStore) -> LeaseInfo | None:
     """Returns the newest object of the lease, None if there is none.
 
-    The holder may be dead, which shows only after a while.
+    The holder may be dead. Callers can notice that only after a while, because the object does not
+    change.
     """
     for number in reversed(await leases.numbers()):
         data = await leases.read(number)
@@ -272,7 +278,7 @@ LeaseT = TypeVar("LeaseT", bound=Lease)
 class LeaseKeeper:
     """Acquires, renews and gives back a lease for one candidate.
 
-    Every object that it creates holds `address`. The log calls the candidate `name`.
+    Every object that the keeper creates holds `address`. Log messages call the candidate `name`.
     """
 
     def __init__(
@@ -290,12 +296,12 @@ class LeaseKeeper:
         """Names this run of the candidate: a restarted candidate gets another name."""
         self._fails = False
         self.lost_why = OTHER_JOB
-        """Why the lease was not renewed."""
+        """Why the lease could not be renewed, in words for an error message."""
 
     def has_ended(self, head: LeaseInfo) -> bool:
         """Whether the process of the holder in `head` has certainly ended.
 
-        It will not renew then, so a candidate need not wait.
+        That process will not renew the lease, so a candidate need not wait.
         """
         match head.holder.split("\n"):
             case [_, machine_name, pid, machine, started] if pid.isdecimal():
@@ -307,9 +313,10 @@ class LeaseKeeper:
     async def take(
         self, number: int, make: Callable[[Host, LeaseInfo, float, int, float], LeaseT]
     ) -> LeaseT | None:
-        """Tries to take the lease over by creating `number`. Returns None if another was faster.
+        """Tries to acquire the lease by creating the object `number`. Returns None if another
+        candidate was faster.
 
-        `make` is the class of the lease.
+        `make` is the class of the returned lease.
         """
         began, wall = self._host.clock.monotonic(), self._host.clock.wall_ms()
         info = LeaseInfo(number, number, self.candidate, self._address)
@@ -319,13 +326,14 @@ class LeaseKeeper:
         return lease if lease.is_valid else None
 
     async def _create(self, info: LeaseInfo) -> bool:
-        """Creates `info`. Returns whether that worked and `info` is the newest object."""
+        """Creates the object `info`. Returns whether this worked and `info` is now the newest
+        object."""
         if not await self._leases.create(info.number, info.encode()):
             return False
         return (await self._leases.numbers())[-1:] == [info.number]
 
     async def keep(self, lease: Lease) -> None:
-        """Renews the lease again and again.
+        """Renews the lease repeatedly.
 
         Returns when another candidate holds the lease, when the lease was revoked, or when the
         process has to stop.
@@ -351,9 +359,9 @@ class LeaseKeeper:
     async def renew_late(self, lease: Lease) -> bool:
         """Renews a lease whose time is over, or nearly over. Returns whether this succeeded.
 
-        It fails if another candidate has the lease, or if the store does not answer. A success
-        shows that no other holder acted in between: a take-over would have created the number that
-        is created here. Until then the lease is not valid.
+        The renewal fails if another candidate has the lease, or if the store does not answer. A
+        success shows that no other holder acted in between, because another holder would have
+        created this number first. Until the renewal succeeds, the lease is not valid.
         """
         try:
             async with asyncio.timeout(self._options.lease_s * LATE_LEASES):
@@ -411,8 +419,8 @@ class LeaseKeeper:
     async def resign(self, lease: Lease) -> None:
         """Gives up the lease, so that the next holder can begin at once.
 
-        If the lease is not held any more, or the store fails, the next holder waits until it has
-        expired.
+        If the lease is not held any more, or the store fails, the next holder has to wait until the
+        lease has expired.
         """
         was_valid = lease.is_valid
         lease.revoke()
@@ -447,7 +455,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     @staticmethod
     def decode(text: str) -> Holder | None:
-        """Returns the holder from the text in a lease, None if the text does not describe one."""
+        """Returns the holder that `text`, from a lease, describes; None if it describes none."""
         match text.split("\n"):
             case [host, pid, machine, started, since_ms] if (
                 pid.isdecimal() and since_ms.isdecimal()
@@ -525,8 +533,8 @@ class FlowLease:
     async def confirm(self) -> None:
         """Raises CheckpointError unless the lease is held, after trying to renew a late lease.
 
-        The renewal of a late lease works unless another job has taken the lease. A call after an
-        action also shows that no other job can have begun without seeing this action.
+        A late lease can be renewed unless another job has taken it. If a call after an action does
+        not raise, no other job can have begun without seeing this action.
         """
         if self._lease is not None:
             while not self._lease.is_valid and await self._keeper.renew_late(self._lease):
@@ -534,8 +542,8 @@ class FlowLease:
         self.check()
 
     async def release(self) -> None:
-        """Gives the lease back, so that the next job can start at once. Does nothing if it is not
-        held.
+        """Gives the lease back, so that the next job can start at once. Does nothing if the lease
+        is not held.
 
         `on_lost` is not called after this.
         """

@@ -1,13 +1,13 @@
 """Local copies of state as files: a task that is restored on the same machine reads them before the
 store.
 
-Each process has a directory of its own for a job. Its name contains the process and the job. So a
-process that replaces a killed one finds its copies. Copies need no fsync: `LocalState` compares
-each with the digest in the checkpoint, and reads the store if a copy is damaged. A copy that cannot
-be written is left out.
+Each process has a directory of its own for a job, whose name contains the process and the job. So a
+process that replaces a killed process finds the copies of the killed one. Copies need no fsync:
+`LocalState` compares each with the digest in the checkpoint, and reads the store if a copy is
+damaged. A copy that cannot be written is left out.
 
-The directory is removed when the job ends here. Directories of killed processes are removed once a
-checkpoint has completed: later restores do not need them.
+The directory is removed when the job ends in this process. Directories of killed processes are
+removed once a checkpoint has completed: later restores do not need them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class LocalFiles:
     """Copies of state in a directory below `base`. The first copy creates this directory."""
 
     def __init__(self, host: Host, base: str, job: str) -> None:
-        """Takes "" as `base` for the machine's directory of temporary files.
+        """Keeps the copies below the directory `base`; "" stands for the machine's directory of
+        temporary files.
 
-        `job` identifies the job among all that use `base`, also after a restart.
+        `job` identifies the job among all jobs that use `base`, also after a restart.
         """
         self._host = host
         self._base = base = base or _temporary_directory()
@@ -52,9 +53,10 @@ class LocalFiles:
         self._own = posixpath.join(base, name)
         self._is_made = False
         self._is_broken = False
-        """Whether a failure to write was reported, which happens once."""
+        """Whether a failure to write has been logged. Only the first failure is."""
         self._others: list[str] | None = None
-        """Directories of other processes for this job; None: not looked up since a checkpoint."""
+        """Directories of other processes for this job; None if they were not looked up since the
+        last checkpoint."""
         self._is_sweep_due = False
         self._is_swept = False
         """Whether old directories were removed since the last restore."""
@@ -67,7 +69,7 @@ class LocalFiles:
         return _FileCopy(self, f"{self._own}/part-{self._copies}")
 
     async def append(self, path: str, content: bytes) -> bool:
-        """Appends to a file of this process. Returns whether that worked."""
+        """Appends `content` to a file of this process. Returns whether this worked."""
         try:
             if not self._is_made:
                 await self._host.fs.mkdirs(self._own, private=True)
@@ -79,7 +81,8 @@ class LocalFiles:
         return True
 
     async def rename(self, path: str, name: str) -> str | None:
-        """Gives the file its name. Returns the new path, or None if that failed."""
+        """Renames the file `path` to the name of its state file. Returns the new path, or None if
+        this failed."""
         target = f"{self._own}/{_plain(name)}"
         try:
             await self._host.fs.rename(path, target)
@@ -96,7 +99,7 @@ class LocalFiles:
             raise RestoreError(f"the local copy {path} cannot be read: {error}") from error
 
     def drop(self, path: str) -> None:
-        """Removes a file with the next `clean`."""
+        """Marks a file, which the next `clean` removes."""
         self._dropped.append(path)
 
     async def find(self, name: str) -> Copy | None:
@@ -166,7 +169,7 @@ class LocalFiles:
 
 
 class _FileCopy:
-    """A copy in a file. A `Copy`."""
+    """A `Copy` in a file of `LocalFiles`."""
 
     __slots__ = ("_files", "_gathered", "_path", "_size")
 
@@ -212,5 +215,5 @@ def _temporary_directory() -> str:
 
 
 def _plain(name: str) -> str:
-    """Returns the name of a state file, which may be a URL, as a name for a single file."""
+    """Returns a plain file name for the state file `name`, which may be a URL."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -1,12 +1,12 @@
-"""The metadata of a checkpoint and its encoding: msgpack with a version, sealed by a digest; it
-never contains code.
+"""The metadata of a checkpoint and its encoding: msgpack with a version, sealed by a digest.
+Metadata never contains code.
 
     magic (8)  digest (16)  version (1)  length of the MAC (1: 0 or 32)  MAC  body (msgpack)
 
-The digest is over all that follows it, so damage is found at every byte. The MAC, keyed BLAKE2b
-over version and body, is present if the store has a key. A file with a MAC is read only with its
-key; with a key, only files with a valid MAC are read. Magic, digest and version stay where they are
-in every later version.
+The digest covers all bytes that follow it, so damage to any byte is found. The MAC is a keyed
+BLAKE2b over version and body, and is present if the store has a key. A file with a MAC is read only
+with its key; with a key, only files with a valid MAC are read. Magic, digest and version stay where
+they are in every later version.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def shown(checkpoint: CompletedCheckpoint) -> str:
 def encode_metadata(checkpoint: CompletedCheckpoint, key: bytes | None = None) -> bytes:
     """Returns the content of the metadata file of `checkpoint`.
 
-    The location is left out, because the file may be moved.
+    The content does not include the checkpoint's location, because the file may be moved.
     """
     body = [
         checkpoint.checkpoint_id,
@@ -79,7 +79,7 @@ def encode_metadata(checkpoint: CompletedCheckpoint, key: bytes | None = None) -
 def decode_metadata(data: bytes, where: str, key: bytes | None = None) -> CompletedCheckpoint:
     """Returns the checkpoint from the content `data` of the metadata file `where`.
 
-    Raises RestoreError, naming the file, for anything that `encode_metadata` did not write.
+    Raises RestoreError, naming the file, if `encode_metadata` did not write the content.
     """
     number, kind, flow, job_id, triggered_ms, completed_ms, operators, subtasks = _parse(
         unseal(data, where, key), where, _BODY
@@ -129,7 +129,7 @@ def encode_subtask(state: SubtaskState) -> list[Any]:
 def decode_subtask(data: Any, where: str) -> SubtaskState:
     """Returns the state from the plain data that `encode_subtask` made.
 
-    Raises RestoreError for anything else; the error names `where`, the origin of the data.
+    Raises RestoreError for any other data; the error names `where`, the origin of the data.
     """
     operators, channels, finished = _parse(data, where, (list, list, bool))
     return SubtaskState(
@@ -162,8 +162,8 @@ def seal(body: Any, key: bytes | None = None) -> bytes:
 
 
 def unseal(data: bytes, where: str, key: bytes | None = None) -> Any:
-    """Returns the plain data that `seal` encoded. Raises RestoreError for anything else; the error
-    names `where`, the origin of `data`.
+    """Returns the plain data that `seal` encoded. Raises RestoreError for any other `data`; the
+    error names `where`, the origin of `data`.
     """
     if data[: len(MAGIC)] != MAGIC:
         _refuse(where, "it does not begin as such a file does")

@@ -2,17 +2,17 @@
 and never change.
 
 A local directory, the memory of a process and an object store can all provide it. Leases and
-completed checkpoints need no more: only creation must be atomic. Names are segments of
+completed checkpoints need no more, because only creation must be atomic. Names are segments of
 `[A-Za-z0-9_.-]`, joined by slashes, so that they mean the same everywhere and cannot point outside
 the store.
 
 `MemoryObjects` keeps objects in the memory of this process. It is for tests, and for services that
-need exactly-once only across failures of their own code. The same name refers to the same objects
-as long as the process lives, also for later jobs.
+need exactly-once only across failures of their own code. The same store name refers to the same
+objects as long as the process lives, also for later jobs.
 
 `DirectoryObjects` keeps objects as files in a local directory, or in one that several machines
-share. A file is written first under a temporary name that no object can have, and fsynced. It is
-then renamed if its final name is free, and its directory is fsynced. So a reader sees the whole
+share. A file is first written under a temporary name that no object can have, and fsynced. It is
+then renamed if its final name is free, and the directory is fsynced. So a reader sees the whole
 object or none, even after a kill or a loss of power.
 """
 
@@ -52,7 +52,7 @@ SEGMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 class ObjectStore(Protocol):
     """A store of named objects under one root.
 
-    Failures of the store are OSError; FileNotFoundError means that no object has the name.
+    Methods raise OSError if the store fails, and FileNotFoundError if no object has the name.
     """
 
     @property
@@ -78,20 +78,21 @@ class ObjectStore(Protocol):
         """Returns the content of an object."""
 
     async def delete(self, names: Iterable[str]) -> None:
-        """Deletes the objects with these names, as far as they exist."""
+        """Deletes the objects with these names; names without an object are ignored."""
 
     async def names(self, prefix: str = "") -> list[str]:
         """Returns the names of all objects below `prefix`, sorted. `prefix` consists of whole
         segments.
 
-        Objects created or deleted meanwhile may be missing or listed.
+        Objects that are created or deleted during the call may be missing or listed.
         """
 
     async def missing(self, names: Sequence[str]) -> list[str]:
-        """Returns the names that have no object, although another process has created them.
+        """Returns those of `names` that have no object here, although another process has created
+        the object.
 
-        Only a directory can miss objects: another machine may have a different directory of the
-        same path.
+        Only a directory can lack objects, because another machine may have a different directory at
+        the same path.
         """
 
     async def modified_ms(self, name: str) -> int:
@@ -100,8 +101,8 @@ class ObjectStore(Protocol):
     async def harden(self) -> None:
         """Makes every visible object durable.
 
-        An object's creator may have died before it did so. Call this method before acting on the
-        objects that exist.
+        The creator of a visible object may have died before it made the object durable. Call this
+        method before acting on the objects that exist.
         """
 
     async def sweep(self, before_ms: int) -> None:
@@ -132,7 +133,7 @@ async def collect(chunks: Chunks) -> bytes:
 
 
 async def to_the_end(step: Awaitable[bool]) -> bool:
-    """Awaits a step that must not be abandoned halfway, and returns its result.
+    """Awaits `step`, which must not be abandoned halfway, and returns its result.
 
     A cancellation is raised only once the step has ended. The reason is that a call in another
     thread cannot be cancelled. If its caller left, the object could appear after all processes had
@@ -153,9 +154,10 @@ async def to_the_end(step: Awaitable[bool]) -> bool:
 
 
 _STORES: dict[str, dict[str, tuple[bytes, int]]] = {}
-"""Store -> name -> content and time of creation.
+"""Maps a store's name to its objects: the content and creation time (wall clock, ms) of each, by
+name.
 
-It outlives the jobs of a process, as a disk outlives processes.
+The objects outlive the jobs of the process, as a disk outlives processes.
 """
 
 
@@ -219,13 +221,13 @@ ASIDE = "~"
 """Mark in the temporary names of files that are being written. No object's name contains it."""
 
 WRITE_BYTES = 1 << 20
-"""Number of bytes collected for one write: so large that the thread switch costs little."""
+"""Number of bytes collected for one write: enough that switching to a thread costs little."""
 
 
 class DirectoryObjects:
     """An `ObjectStore` in a directory.
 
-    The directory is created with the first object. Only its owner has access.
+    The directory is created with the first object. Only the owner of the directory has access.
     """
 
     shared = True

@@ -1,7 +1,7 @@
 """Decides which subtasks take part in a checkpoint (FLIP-147).
 
 Some are triggered, some have to acknowledge, and some have finished already. Only tasks without a
-running upstream task are triggered: sources, and tasks all of whose producers have finished. Every
+running upstream task are triggered: sources, and tasks whose producers have all finished. Every
 running task acknowledges. Reports of an attempt that is not the newest of its subtask are ignored.
 The design follows Flink's DefaultCheckpointPlanCalculator.
 """
@@ -34,7 +34,8 @@ class VertexInput:
 
     vertex_id: int
     producers: tuple[Sequence[int], ...] | None = None
-    """Producers that each subtask reads in a pointwise exchange; None if every subtask reads all.
+    """For a pointwise exchange: the producers that each subtask reads. None: every subtask reads
+    all producers.
     """
     edge_id: int = -1
     """Id of the exchange."""
@@ -48,7 +49,7 @@ class VertexInput:
 class CheckpointedVertex:
     """A vertex of the job, which is a chain of operators, as the coordinator sees it.
 
-    The head comes first in `operators`. All operators have the same parallelism.
+    `operators` begins with the head of the chain. All operators have the same parallelism.
     """
 
     vertex_id: int
@@ -70,18 +71,18 @@ class CheckpointedVertex:
 class CheckpointPlan:
     """The attempts that a checkpoint triggers and those that acknowledge it.
 
-    They are in the order of the vertices, producers first.
+    The attempts are in the order of the vertices, producers first.
     """
 
     triggered: tuple[ExecutionAttemptId, ...]
     acknowledging: tuple[ExecutionAttemptId, ...]
     finished: tuple[tuple[int, int], ...]
-    """(vertex id, index) of subtasks that have nothing left to process."""
+    """Subtasks that have nothing left to process, as (vertex id, index)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRefused:
-    """The result of `plan` when no checkpoint can be taken now, with the reason."""
+    """The result of `SubtaskTable.plan` when no checkpoint can be taken now, with the reason."""
 
     reason: CheckpointFailureReason
     detail: str
@@ -104,7 +105,7 @@ class _Subtask:
 
 
 class SubtaskTable:
-    """The state of each subtask of a job, as its attempts reported.
+    """The state of each subtask of a job, as reported by the attempts of the subtask.
 
     `vertices` are in topological order.
     """
@@ -114,10 +115,10 @@ class SubtaskTable:
         self._subtasks = _subtasks_of(vertices)
 
     def rescaled(self, vertices: Sequence[CheckpointedVertex]) -> list[int]:
-        """Replaces the vertices by the same ones at another parallelism.
+        """Replaces the vertices by the same vertices at another parallelism.
 
-        Returns the ids of the vertices that have changed. Their subtasks count as running when they
-        report RUNNING.
+        Returns the ids of the vertices that have changed. The subtasks of these vertices count as
+        running once they report RUNNING.
         """
         former = {vertex.vertex_id: vertex.parallelism for vertex in self.vertices}
         changed = [v.vertex_id for v in vertices if v.parallelism != former[v.vertex_id]]
@@ -150,7 +151,7 @@ class SubtaskTable:
             known.is_closing = True
 
     def finished(self, attempt: ExecutionAttemptId) -> bool:
-        """Notes that `attempt` has finished. Returns False if that changes nothing."""
+        """Notes that `attempt` has finished. Returns False if this changes nothing."""
         known = self._current(attempt)
         if known is None or known.phase not in (_Phase.RUNNING, _Phase.AT_END):
             return False
@@ -210,7 +211,8 @@ class SubtaskTable:
         return _Phase.AT_END in phases and phases <= {_Phase.AT_END, _Phase.FINISHED}
 
     def plan(self) -> CheckpointPlan | CheckpointRefused:
-        """Returns the subtasks of a checkpoint that is triggered now, or why there can be none."""
+        """Returns which subtasks take part in a checkpoint that is triggered now, or why none can
+        be taken."""
         missing = [s.name for s in self._subtasks.values() if s.phase is _Phase.DOWN]
         if missing:
             return CheckpointRefused(

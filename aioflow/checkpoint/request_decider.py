@@ -1,7 +1,7 @@
 """Decides which checkpoint is taken next, and when. The design follows Flink's
 CheckpointRequestDecider.
 
-The order is: savepoints, the final checkpoint, requested checkpoints, then periodic ones. Within a
+Savepoints come first, then the final checkpoint, requested checkpoints, and periodic ones. Within a
 kind the order is first come, first served. Periodic checkpoints have no entry in the queue: the
 coordinator looks at the clock when the queue is empty.
 
@@ -12,8 +12,8 @@ coordinator looks at the clock when the queue is empty.
 
 No checkpoint is taken after the final one, because the tasks are ending. While a checkpoint pauses
 the tasks for a rescaling, and until the tasks of the rescaled job run, all requests wait.
-`PendingCheckpoint` is an unfinished checkpoint: the tasks that must still acknowledge it, and the
-state of the others.
+`PendingCheckpoint` is an unfinished checkpoint, with the tasks that must still acknowledge it and
+the state that the other tasks have reported.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from aioflow.core.scope import ExecutionAttemptId
 __all__ = ["REQUESTS_MAX", "CheckpointTurns", "PendingCheckpoint", "Request", "RequestQueue"]
 
 REQUESTS_MAX = 1000
-"""Maximum number of waiting requests. Beyond this number, the last in order is turned away."""
+"""Maximum number of waiting requests. Beyond this number, the request that is last in order is
+refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request for a checkpoint or savepoint.
 
-    The requester chooses `number`, and the answer contains it. None means a request of the engine
-    itself, which needs no answer.
+    `number` is chosen by the requester and returned in the answer. None means a request of the
+    engine itself, which needs no answer.
     """
 
     kind: CheckpointKind
@@ -73,7 +74,8 @@ class RequestQueue:
         return sum(map(len, self._queues))
 
     def add(self, request: Request) -> Request | None:
-        """Adds a request. If the queue is full, removes the last one in order and returns it."""
+        """Adds a request. If the queue is full, removes the request that is last in order and
+        returns it."""
         self._queues[0 if request.kind.is_savepoint else 1].append(request)
         if len(self) <= self._max:
             return None
@@ -96,13 +98,13 @@ class RequestQueue:
 
 
 FINAL_RETRY_S = 1.0
-"""Delay before a failed final checkpoint is retried. The tasks wait for it, but a full store must
-not be asked in a loop.
+"""Delay before a failed final checkpoint is retried. The tasks wait for the final checkpoint, but a
+full store must not be asked in a loop.
 """
 
 FINAL_REPEAT_S = 5.0
-"""Interval at which waiting tasks are notified again that the final checkpoint is complete: no
-later checkpoint will notify them.
+"""Interval at which waiting tasks are notified again that the final checkpoint is complete. The
+repetition is needed because no later checkpoint will notify them.
 """
 
 
@@ -121,7 +123,7 @@ class _Hold(Enum):
 class CheckpointTurns:
     """Queues requests, times periodic checkpoints, and tracks the final checkpoint.
 
-    `subtasks` is read, never changed.
+    `subtasks` tells which subtasks run; it is only read here.
     """
 
     def __init__(self, options: CoordinatorOptions, subtasks: SubtaskTable) -> None:
@@ -129,11 +131,13 @@ class CheckpointTurns:
         self._subtasks = subtasks
         self._requests = RequestQueue()
         self._stop: Request | None = None
-        """The user's request to stop, which the final checkpoint answers."""
+        """The user's request to stop, which is answered with the final checkpoint; None if there is
+        none."""
         self._hold = _Hold.NONE
         self._final = _Final.AHEAD
         self._final_at_s = 0.0
-        """Time when the final checkpoint is retried, or its completion is notified again."""
+        """Time when the final checkpoint is retried, or when tasks are notified of its completion
+        again."""
         self._periodic_at_s: float | None = None
         self._last_completion_s: float | None = None
 
@@ -144,8 +148,8 @@ class CheckpointTurns:
 
     @property
     def final_is_complete(self) -> bool:
-        """Whether the final checkpoint is complete. Nothing more is taken then, unless the job
-        restarts.
+        """Whether the final checkpoint is complete. No further checkpoint is taken then, unless the
+        job restarts.
         """
         return self._final is _Final.COMPLETE
 
@@ -156,11 +160,11 @@ class CheckpointTurns:
         return self._requests.add(request)
 
     def stop(self, request: Request) -> None:
-        """Sets `request` as the request that the final checkpoint answers."""
+        """Sets `request` as the request that is answered with the final checkpoint."""
         self._stop = request
 
     def clear(self) -> list[Request]:
-        """Removes all queued requests, and returns them in order. A requested stop stays."""
+        """Removes all queued requests, and returns them in order. A requested stop is kept."""
         return self._requests.clear()
 
     def give_up(self) -> list[Request]:
@@ -174,7 +178,7 @@ class CheckpointTurns:
     # Outcomes.
 
     def triggered(self, request: Request, now: Moment) -> None:
-        """Notes that a checkpoint was triggered; the interval counts from here."""
+        """Notes that a checkpoint was triggered at `now`, from where the interval counts."""
         if request.final:
             self._final = _Final.UNDER_WAY
         if request.holds:
@@ -183,7 +187,7 @@ class CheckpointTurns:
             self._periodic_at_s = now.s + self._options.interval_ms / 1000
 
     def completed(self, request: Request, now: Moment) -> None:
-        """Notes that a checkpoint completed; the minimum pause counts from here."""
+        """Notes that a checkpoint completed at `now`, from where the minimum pause counts."""
         self._last_completion_s = now.s
         if request.final:
             self._final, self._final_at_s = _Final.COMPLETE, now.s + FINAL_REPEAT_S
@@ -207,9 +211,9 @@ class CheckpointTurns:
     def take(self, now: Moment, *, alone: bool = True) -> Request | None:
         """Returns the request to trigger now, None if there is none.
 
-        `alone`: no checkpoint is under way. A request that pauses the tasks waits until it is
-        alone, because the job restarts after it. If all data is processed, the final checkpoint
-        comes first, and such a request is then refused.
+        `alone` tells that no checkpoint is under way. A request that pauses the tasks waits for
+        this, because the job restarts after its checkpoint. If all data is processed, the final
+        checkpoint comes first, and a request that pauses the tasks is then refused.
         """
         if self._final is not _Final.AHEAD or self._waits_for_rescaling():
             return None
@@ -240,7 +244,8 @@ class CheckpointTurns:
         """Returns when to ask again even if no event happens, in seconds of the monotonic clock, or
         None.
 
-        Without a slot no further checkpoint can be triggered.
+        `has_slot` tells whether a further checkpoint may be triggered, given the limit of
+        concurrent ones.
         """
         if self._awaits_the_end:
             return self._final_at_s
@@ -252,14 +257,14 @@ class CheckpointTurns:
         return None if first is not None and first.holds else self._periodic_due(None)
 
     def _waits_for_rescaling(self) -> bool:
-        """Whether a rescaling holds the tasks, or some of the new tasks do not run yet."""
+        """Whether a rescaling has paused the tasks, or some of the new tasks do not run yet."""
         if self._hold is _Hold.RESTARTING and isinstance(self._subtasks.plan(), CheckpointPlan):
             self._hold = _Hold.NONE
         return self._hold is not _Hold.NONE
 
     @property
     def _awaits_the_end(self) -> bool:
-        """Whether the final checkpoint is complete, and tasks may not know that yet."""
+        """Whether the final checkpoint is complete, but tasks may not know this yet."""
         return self._final is _Final.COMPLETE and self._subtasks.any_at_end
 
     def _final_request(self) -> Request:
@@ -269,9 +274,10 @@ class CheckpointTurns:
         return request
 
     def _periodic_due(self, now: Moment | None) -> float | None:
-        """Returns when the next periodic checkpoint is due, None if never or not all tasks run.
+        """Returns when the next periodic checkpoint is due. Returns None if there are no periodic
+        checkpoints, or if not all tasks run.
 
-        The first one is due an interval after all tasks run.
+        The first one is due an interval after all tasks have started to run.
         """
         interval_ms = self._options.interval_ms
         if interval_ms is None or isinstance(self._subtasks.plan(), CheckpointRefused):
@@ -291,8 +297,8 @@ class CheckpointTurns:
 class PendingCheckpoint:
     """A checkpoint that was triggered and has not completed or failed yet.
 
-    `waiting` holds the attempts that must still acknowledge. `states` holds the state of the
-    others, by uid of the vertex and subtask index. It contains finished subtasks from the
+    `waiting` holds the attempts that must still acknowledge. `states` holds the state of the other
+    subtasks, by (uid of the vertex, subtask index). It contains finished subtasks from the
     beginning.
     """
 
@@ -339,8 +345,8 @@ class PendingCheckpoint:
         return self.storing
 
     def missing(self, timeout_ms: int, name_of: Callable[[ExecutionAttemptId], str]) -> str:
-        """Returns a part of a message that names the tasks which have not acknowledged after
-        `timeout_ms`.
+        """Returns the part of an error message that names the tasks which have not acknowledged
+        within `timeout_ms`.
         """
         if self.storing is not None:
             return f"{timeout_ms} ms have passed, and it is still being stored"

@@ -9,13 +9,13 @@
         print(await edit.write("/var/lib/app/savepoints"))
 
 Records of classes that this process has not imported are read as stand-in dataclasses with the same
-name and fields. To get the real classes, import them before.
+name and fields. To get the real classes, import them before reading.
 
 `SavepointEdit` makes a changed copy of a savepoint: operators can be renamed or removed, states
 removed, and entries changed.
 
 A stand-in replaces a class that is not imported here. The stand-in is a frozen dataclass with the
-name and the fields that were written, so writing it again gives what was read.
+name and the fields that were written. Writing it again gives the record that was read.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StandInTypes(TypeRegistry):
     def assembler(self, name: str, fields: Sequence[str]) -> Assembler:
         """Returns the assembler of type `name`, or of a stand-in if the class is not imported.
 
-        Raises LookupError if the class is not imported and was no plain record.
+        Raises LookupError if the class is not imported and was not a plain record when written.
         """
         if self._resolve(name) is None and fields and all(_is_field(field) for field in fields):
             module, _, qualname = name.rpartition(":")
@@ -106,11 +106,11 @@ class Entry(NamedTuple):
 
     key: Any
     value: Any
-    """The value of a value state, the list or dict of a list or map state, the accumulator of an
-    aggregating state.
+    """The value of a value or reducing state; a list for a list state; a dict for a map state; the
+    accumulator of an aggregating state.
     """
     namespace: Any = None
-    """The window, for state that is kept for each window."""
+    """The window, for state that is kept for each window; otherwise None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class StateSummary:
 
     name: str
     kind: str
-    """value, list, map, reducing or aggregating; `table` of a built-in operator; `timers`;
-    `split`, `union` or `broadcast`.
+    """One of `value`, `list`, `map`, `reducing` and `aggregating`; `table` for a built-in operator;
+    `timers`; or `split`, `union` and `broadcast` for operator state.
     """
     entries: int
     """Number of keys (counted once for each namespace), of timers, or of elements."""
@@ -144,8 +144,8 @@ class OperatorSummary:
 class Savepoint:
     """A savepoint or a checkpoint at a path or URL, to be opened with `async with`.
 
-    Reading changes nothing. `key` is the checkpoint key that it was written with. Raises
-    RestoreError, naming the file, for anything that cannot be read.
+    Reading changes nothing. `key` is the checkpoint key with which the savepoint was written.
+    Raises RestoreError, naming the file, for anything that cannot be read.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Savepoint:
 
     @property
     def host(self) -> Host:
-        """The host, whose file system is used. The savepoint must be open."""
+        """The host whose file system is used. The savepoint must be open."""
         assert self._host is not None, "the savepoint is not open: use it inside of `async with`"
         return self._host
 
@@ -192,8 +192,8 @@ class Savepoint:
         return self._summaries
 
     def operator(self, uid: str) -> OperatorSummary:
-        """Returns the summary of operator `uid`. Raises KeyError, naming the existing uids, if
-        unknown.
+        """Returns the summary of the operator with this uid. Raises KeyError, naming the existing
+        uids, if there is none.
         """
         for summary in self._summaries:
             if summary.uid == uid:
@@ -332,9 +332,9 @@ async def delete_savepoint(
 ) -> str:
     """Deletes a savepoint with its state, and returns its URL.
 
-    Files that the savepoint does not refer to stay, even those in `state/`. Raises RestoreError if
-    there is no savepoint that can be read, CheckpointError for a checkpoint, from which its job may
-    still restart.
+    Files that the savepoint does not refer to stay, even in its directory `state/`. Raises
+    RestoreError if there is no readable savepoint at `path`. Raises CheckpointError if there is a
+    checkpoint, because its job may still restart from it.
     """
     async with AsyncExitStack() as stack:
         if host is None:
@@ -370,7 +370,8 @@ async def delete_savepoint(
 def _without_times(stored: Any, kind: str, where: str) -> Any:
     """Returns a stored value of a state with a time to live, without its time stamps.
 
-    Raises RestoreError for anything else; the error names `where`, the place of the value.
+    Raises RestoreError if `stored` has another form; the error names `where`, the place of the
+    value.
     """
     try:
         if kind == "list":
@@ -389,7 +390,7 @@ def _without_times(stored: Any, kind: str, where: str) -> Any:
 ROWS_A_FRAME = 512
 """Number of rows in a frame of a file, as the heap backend writes them.
 
-The number is bounded, so that reading needs little memory beyond the values.
+The bound keeps the memory for reading small, beyond that for the values.
 """
 
 Change = Callable[[Any, Any], Any]
@@ -449,7 +450,7 @@ class SavepointEdit:
     def map_values(self, uid: str, state: str, change: Change) -> None:
         """Replaces each value of a keyed state by `change(key, value)`.
 
-        If the state has a time to live, `change` gets and returns the stored values with their time
+        If the state has a time to live, `change` gets and returns stored values, which include time
         stamps.
         """
         self._of_state(uid, state, keyed=True).values.setdefault(state, []).append(change)
@@ -525,7 +526,7 @@ class SavepointEdit:
     def _new_head(self, head: str, operators: list[OperatorStateHandle]) -> str:
         """Returns the uid of the first operator of a task, which names the task in a checkpoint.
 
-        The former first operator may be renamed or removed.
+        `head` is the uid of the former first operator, which may be renamed or removed.
         """
         if head not in self._removed:
             return self._changes[head].uid if head in self._changes else head
@@ -557,7 +558,8 @@ class SavepointEdit:
         )
 
     async def _content(self, read: ReadState, changes: _Changes) -> AsyncIterator[bytes]:
-        """Yields the chunks of one file, in canonical format, with all entries that are kept."""
+        """Yields the chunks of a new file in canonical format, with all entries of `read` that
+        `changes` keep."""
         header = read.header
         tables = {
             name: meta for name, meta in header.tables.items() if name not in changes.removed_states
@@ -605,7 +607,8 @@ def _rows(
     """Returns the kept entries of a table with their changed values, as (key group, namespace, key,
     value).
 
-    They are sorted by key group, and otherwise in the order in which they were read.
+    The entries are sorted by key group, and within a key group in the order in which they were
+    read.
     """
     rows = []
     where = f"table {name!r} of operator {changes.uid!r}"

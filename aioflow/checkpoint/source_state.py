@@ -2,9 +2,9 @@
 
 A finished split stays in every later checkpoint, because otherwise it would be read again as a new
 one. A source that keeps finding splits gets very many finished ones. So finished splits are stored
-separately: only id and payload, in compressed packs of a thousand splits. The next checkpoint
-writes existing packs again as they are. Positions and payloads are plain data of the source.
-Nothing here interprets them.
+separately, with only id and payload, in compressed packs of a thousand splits. The next checkpoint
+writes existing packs again as they are. Positions and payloads are plain data of the source, which
+this module does not interpret.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 SOURCE_STATE_VERSION = 2
 """The first value of an encoded source state.
 
-Version 1, which had no packs, is read as well; any other version is refused.
+Version 1, which had no packs, can be read as well; any other version is refused.
 """
 
 PACKED = 1_000
@@ -48,18 +48,18 @@ class SplitState(msgspec.Struct, frozen=True):
 
     id: str
     position: Any
-    """Position after the last record that was emitted before the barrier. None: the beginning, or
-    the end of a finished split.
+    """Position after the last record that was emitted before the barrier. None: the beginning of
+    the split, or the end of a finished split.
     """
     payload: Any
     watermark: int = MIN_WATERMARK
-    """Watermark of the split at that position."""
+    """Watermark of the split at `position`."""
     finished: bool = False
     """Whether the split was read to its end."""
 
 
 class _Pack(msgspec.Struct):
-    """Up to a thousand finished splits, as rows `(id, payload)`, or as bytes once they were
+    """Up to a thousand finished splits, as rows `(id, payload)`, or as bytes once the pack was
     encoded.
     """
 
@@ -107,7 +107,8 @@ class SourceState(msgspec.Struct, frozen=True):
 
     def pack(self, codec: Codec, owner: str) -> Iterator[None]:
         """Encodes the packs of finished splits that are not encoded yet, one at each step of the
-        iterator. The caller can let other tasks run between the steps. Call it before `encode`.
+        iterator. The caller can let other tasks run between the steps. Call this method before
+        `encode`.
         """
         for pack in self.finished:
             if pack.content is None:
@@ -161,8 +162,8 @@ def _pack(rows: list[tuple[str, Any]], codec: Codec, owner: str) -> bytes:
 def _unpack(pack: bytes) -> bytes:
     """Returns the decompressed content of a pack.
 
-    Raises ValueError if the pack is truncated, or larger than any that is written: a few bytes may
-    expand to gigabytes.
+    Raises ValueError if the pack is truncated, or larger than any pack that is written. The size is
+    limited because a few bytes may expand to gigabytes.
     """
     unpacking = zlib.decompressobj()
     content = unpacking.decompress(pack, PACK_BYTES_MAX)
@@ -176,7 +177,7 @@ def _unpack(pack: bytes) -> bytes:
 def decode_source_state(content: bytes, codec: Codec, where: str) -> list[SplitState]:
     """Returns the splits that were encoded, finished ones first.
 
-    Raises RestoreError naming `where`, the source or file.
+    Raises RestoreError if `content` is damaged; the error names `where`, the source or file.
     """
     try:
         version, *rest = codec.decode_batch(content)

@@ -1,14 +1,15 @@
 """Writes the state of subtasks as files of a store, and reads them.
 
-Files are streamed, and digested on the way; reading checks the digest. Small state is stored inside
-its handle: a file for each of a thousand small subtasks would cost a store more than their bytes
-do. If other processes cannot read the store, all state is stored inside the handles.
+Files are written as a stream, and their digest is computed on the way; reading checks the digest.
+Small state is stored inside its handle, because a file for each of a thousand small subtasks would
+cost more than the bytes do. If other processes cannot read the store, all state is stored inside
+the handles.
 
 `LocalState` keeps copies of the state files that this process wrote, in memory or on its disk
-(`local_files`). A task that is restored here then need not read them from the store. A process that
-survives the failure of others still has the state that its tasks wrote for the checkpoint to
-restore. A copy belongs to the checkpoints that refer to it: it is kept as long as one of them may
-be restored. A copy is used only if its size and digest match the handle in the checkpoint;
+(`local_files`). A task that is restored in this process then need not read the files from the
+store. A process that survives the failure of others still has the state that its tasks wrote for
+the checkpoint to restore. A copy is kept as long as one of the checkpoints that refer to its file
+may be restored. A copy is used only if its size and digest match the handle in the checkpoint;
 otherwise the store is read. Names of state files are never used twice, so any subtask, attempt or
 key group may have written or may read a file. The design follows Flink's TaskLocalStateStore and
 BackendRestorerProcedure.
@@ -53,7 +54,8 @@ DIGEST_BYTES = 16
 class FileOutput:
     """A `StateOutput` that writes new files `state/<id>` to `objects`.
 
-    With `absolute`, handles name the files by URL, otherwise relative to the flow's root.
+    With `absolute`, handles name the files by URL, otherwise by their name relative to the flow's
+    root.
     """
 
     def __init__(self, host: Host, objects: ObjectStore, *, absolute: bool = False) -> None:
@@ -131,7 +133,7 @@ class FileInput:
 class Places:
     """Finds the store that holds a state file, from the name of the file.
 
-    A plain name is in the flow's store, a URL in the store of its directory.
+    A plain name refers to the flow's store. A URL refers to the store at the URL of its directory.
     """
 
     def __init__(self, host: Host, root: ObjectStore) -> None:
@@ -140,9 +142,9 @@ class Places:
         self._others: dict[str, ObjectStore] = {}
 
     def find(self, name: str) -> tuple[ObjectStore, str]:
-        """Returns the store, and the name of the file in it.
+        """Returns the store of the file `name`, and the file's name in that store.
 
-        Raises RestoreError for an invalid name of a file.
+        Raises RestoreError for an invalid file name.
         """
         objects, inner = self._root, name.removeprefix(f"{self._root.url}/")
         if "://" in inner:
@@ -188,23 +190,23 @@ State beyond that is read from the store, as if it had been written elsewhere.
 
 
 class Copy(Protocol):
-    """The copy of one state file. Methods raise no OSError."""
+    """The local copy of one state file. Its methods raise no OSError."""
 
     async def add(self, chunk: bytes) -> None:
         """Appends `chunk`."""
 
     async def name(self, name: str) -> bool:
-        """Gives a complete copy the name of its file. Returns whether the copy can be read."""
+        """Names a complete copy after its state file. Returns whether the copy can be read."""
 
     async def read(self) -> bytes:
-        """Returns the content. Raises RestoreError if it cannot be read any more."""
+        """Returns the content. Raises RestoreError if the copy cannot be read any more."""
 
     def drop(self) -> None:
         """Removes the copy, now or soon."""
 
 
 class CopyPlace(Protocol):
-    """The place for copies: memory, or a directory."""
+    """The place where local copies are kept: memory, or a directory."""
 
     def begin(self) -> Copy:
         """Returns a new, empty copy."""
@@ -263,7 +265,8 @@ class _Memory:
 
 
 class LocalCopies:
-    """A `StateOutput` that also copies what it writes, up to `bytes_max` bytes.
+    """A `StateOutput` that also keeps local copies of the files that it writes, up to `bytes_max`
+    bytes.
 
     One subtask uses it for one checkpoint.
     """
@@ -273,10 +276,11 @@ class LocalCopies:
         self._place = place
         self._room = bytes_max
         self.content: dict[str, tuple[Copy, int]] = {}
-        """Name of a written file -> its copy, and its size."""
+        """Maps the name of each written file to its copy and its size in bytes."""
 
     async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
-        """Writes a state file to the output, like `StateOutput.write`, and copies it if it fits."""
+        """Writes a state file to the output, like `StateOutput.write`, and keeps a copy if there is
+        room."""
         await self._place.clean()
         copy: Copy | None = self._place.begin()
         size = 0
@@ -327,22 +331,23 @@ class LocalState:
         self._size = 0
         self._content: dict[str, tuple[Copy, int]] = {}
         self._parts: dict[int, dict[str, None]] = {}
-        """Checkpoint id -> names of its files that have a copy here."""
+        """Maps each checkpoint id to the names of the checkpoint's files that have a copy here."""
         self.reads = 0
-        """Number of reads that did not need the store."""
+        """Number of files that were read from a local copy."""
 
     def __len__(self) -> int:
         return len(self._content)
 
     def copies(self, output: StateOutput) -> LocalCopies:
-        """Returns an output that writes to `output` and also copies what it writes.
+        """Returns an output that writes to `output` and also keeps local copies of what it writes.
 
         The caller must drop the copies that it does not pass to `keep`.
         """
         return LocalCopies(output, self._place, self._max - self._size)
 
     def keep(self, checkpoint_id: int, state: SubtaskState, copies: LocalCopies) -> None:
-        """Keeps the copies of `state`, which a subtask has written for a checkpoint.
+        """Keeps those of `copies` that `state` refers to, the state that a subtask has written for
+        a checkpoint.
 
         Called before the subtask acknowledges the checkpoint.
         """
@@ -360,14 +365,15 @@ class LocalState:
                 part[name] = None
 
     def completed(self, checkpoint_id: int) -> None:
-        """Drops the copies that only older checkpoints refer to: they will not be restored."""
+        """Drops the copies that only checkpoints older than `checkpoint_id` refer to, because these
+        will not be restored."""
         for older in [one for one in self._parts if one < checkpoint_id]:
             del self._parts[older]
         self._let_go()
         self._place.completed()
 
     def aborted(self, checkpoint_id: int) -> None:
-        """Drops the copies that only this checkpoint refers to: it will not be restored."""
+        """Drops the copies that only this checkpoint refers to, because it will not be restored."""
         if self._parts.pop(checkpoint_id, None) is not None:
             self._let_go()
 
@@ -385,7 +391,7 @@ class LocalState:
     async def read(self, file: StateFile) -> bytes:
         """Reads the copy of a state file.
 
-        Raises NotHere if there is none, and RestoreError if it does not match its digest.
+        Raises NotHere if there is no copy, and RestoreError if the copy does not match its digest.
         """
         copy: Copy | None = None
         if file.content is None:
@@ -405,7 +411,7 @@ class LocalState:
         return content
 
     async def close(self) -> None:
-        """Removes all copies. The job ends here."""
+        """Removes all copies, because the job ends in this process."""
         await self._place.close()
 
 
@@ -424,7 +430,7 @@ class FirstOf:
     async def read(self, file: StateFile) -> bytes:
         """Reads a state file from the first input that has it.
 
-        If all fail, raises the error of the last one, with notes about the others.
+        If all inputs fail, raises the error of the last input, with notes about the other errors.
         """
         refused: list[RestoreError] = []
         for alternative in self._inputs[:-1]:

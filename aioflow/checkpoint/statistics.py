@@ -1,8 +1,8 @@
 """Statistics of a job's checkpoints for monitoring. The names are those of Flink's REST API.
 
-Only the coordinator changes this plain data. Others read it between two steps of the coordinator.
-Times are wall-clock milliseconds, or -1 for what has not happened. Durations are milliseconds,
-sizes are bytes.
+Only the coordinator changes this plain data. Monitoring reads it between two steps of the
+coordinator. Times are wall-clock milliseconds, or -1 for an event that has not happened. Durations
+are milliseconds, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class CheckpointRecord:
     """Whether the checkpoint was unaligned in at least one subtask."""
     latest_ack_timestamp: int = -1
     completed_timestamp: int = -1
-    """When the checkpoint was durable as a whole."""
+    """Time when the whole checkpoint was durable."""
     external_path: str = ""
     """Location of the completed checkpoint."""
     discarded: bool = False
-    """Whether the checkpoint was deleted because newer ones completed."""
+    """Whether the checkpoint was deleted because newer checkpoints completed."""
     failure_timestamp: int = -1
     failure_reason: CheckpointFailureReason | None = None
     failure_message: str = ""
@@ -155,7 +155,7 @@ class CheckpointCounts:
 
 @dataclass(slots=True)
 class LatestCheckpoints:
-    """The newest checkpoint of each kind, even if the history has dropped it."""
+    """The newest checkpoint of each kind, even if the history no longer contains it."""
 
     completed: CheckpointRecord | None = None
     savepoint: CheckpointRecord | None = None
@@ -180,7 +180,7 @@ class Distribution:
 
     @staticmethod
     def of(values: Sequence[float]) -> Distribution:
-        """Returns the distribution of `values`. Percentiles are actual values, without
+        """Returns the distribution of `values`. Percentiles are elements of `values`, without
         interpolation.
         """
         if not values:
@@ -207,7 +207,8 @@ class SummaryStatistics:
 class CheckpointStatistics:
     """The statistics of a job's checkpoints.
 
-    `history` holds the last `history_max` checkpoints and all that are in progress, newest first.
+    `history` holds the last `history_max` checkpoints that have ended, and all that are in
+    progress, newest first.
     """
 
     def __init__(self, vertices: Sequence[CheckpointedVertex], history_max: int = 20) -> None:
@@ -222,7 +223,7 @@ class CheckpointStatistics:
         return list(reversed(self._records.values()))
 
     def record(self, checkpoint_id: int) -> CheckpointRecord | None:
-        """Returns the details of one checkpoint, None if the history has dropped it."""
+        """Returns the details of one checkpoint; None if the history no longer contains it."""
         return self._records.get(checkpoint_id)
 
     @property
@@ -242,14 +243,15 @@ class CheckpointStatistics:
         latest: LatestCheckpoints,
         records: Sequence[CheckpointRecord],
     ) -> None:
-        """Replaces all statistics by those of another process; `records` are oldest first."""
+        """Replaces all statistics by the statistics of another process. `records` are oldest
+        first."""
         self.counts, self.latest = counts, latest
         self._records = {record.id: record for record in records}
 
     # Events of the coordinator.
 
     def rescaled(self, vertices: Sequence[CheckpointedVertex]) -> None:
-        """Notes the vertices that later checkpoints contain, after a rescaling."""
+        """Notes the vertices of later checkpoints, after a rescaling."""
         self._vertices = tuple(vertices)
 
     def triggered(

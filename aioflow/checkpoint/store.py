@@ -1,5 +1,5 @@
-"""The store of a flow: state files, completed checkpoints, savepoints, and which of them may be
-resumed.
+"""The store of a flow: state files, completed checkpoints and savepoints, and marks that say which
+checkpoints may be resumed.
 
     state/<id>                      one file of state
     checkpoints/<number>/metadata   a completed checkpoint: written last; without it there is none
@@ -69,8 +69,9 @@ REMOTE_LEASE = LeaseOptions(lease_s=60.0, renew_s=15.0, stop_s=10.0)
 class FlowStore:
     """The store of one flow, for the processes that write and read its state.
 
-    The holder of the flow's lease also completes its checkpoints. Write errors are CheckpointError,
-    read errors RestoreError; both name the flow, the checkpoint and the place.
+    The holder of the flow's lease also completes its checkpoints. Methods that write raise
+    CheckpointError, and methods that read raise RestoreError. Both errors name the flow, the
+    checkpoint and the place.
     """
 
     def __init__(self, host: Host, objects: ObjectStore, key: bytes | None = None) -> None:
@@ -79,10 +80,11 @@ class FlowStore:
         self._key = key
         self._in_doubt: list[tuple[ObjectStore, str, bytes]] = []
         self._unwanted: dict[str, None] = {}
-        """Places of discarded checkpoints whose metadata is not removed yet."""
+        """URLs of discarded checkpoints whose metadata is not removed yet."""
         self._lease: FlowLease | None = None
         self._seen: frozenset[str] = frozenset()
-        """Names of the state files of the last checkpoint, which this process has seen."""
+        """Names of the state files of the last checkpoint, which this process has found in the
+        store."""
 
     @property
     def url(self) -> str:
@@ -99,8 +101,8 @@ class FlowStore:
     def output(self, directory: str = "") -> StateOutput:
         """Returns the output to which a subtask writes its state.
 
-        It writes below the root, or below `directory`, the URL of a savepoint that its barrier
-        names.
+        The output writes below the root of the flow, or below `directory`. This is the URL of a
+        savepoint, which the barrier of the savepoint contains.
         """
         if directory:
             return FileOutput(self._host, open_objects(directory, self._host), absolute=True)
@@ -118,7 +120,7 @@ class FlowStore:
         """Acquires the lease of this flow, so that this process may complete checkpoints.
 
         The caller releases the lease. Raises CheckpointError, naming the holder, if another job has
-        it. `on_lost` is called when the lease could not be renewed: the job must stop then.
+        the lease. `on_lost` is called when the lease could not be renewed: the job must stop then.
         """
         if options is None:
             options = (
@@ -154,11 +156,12 @@ class FlowStore:
         return join_url(open_objects(directory, self._host).url, f"savepoint-{drawn}")
 
     async def complete(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
-        """Stores the metadata of a checkpoint or savepoint, which makes it the newest one.
+        """Stores the metadata of a checkpoint or savepoint, and thereby makes it the newest one.
 
-        Returns it with its `location` once it is durable. After a CheckpointError the checkpoint
-        does not exist, and never will. If the store does not answer, `settle` ensures that later.
-        Only if the lease was lost meanwhile may the checkpoint exist: the new holder decides.
+        Returns the checkpoint with its `location` once it is durable. After a CheckpointError the
+        checkpoint does not exist, and never will. If the store does not answer, a later `settle`
+        ensures this. Only if the lease was lost meanwhile may the checkpoint exist; the new holder
+        of the lease then decides.
         """
         await self._confirm_lease()
         await self.settle()
@@ -198,10 +201,11 @@ class FlowStore:
     async def _see_files(
         self, own: CompletedCheckpoint, objects: ObjectStore, seen: frozenset[str] = frozenset()
     ) -> frozenset[str]:
-        """Returns the names of the state files, if this process sees them all in `objects`.
+        """Returns the names of the state files of `own`, if this process finds them all in
+        `objects`.
 
-        Otherwise raises CheckpointError: another machine has written to a directory of its own.
-        Files with a name in `seen` are not looked up.
+        Otherwise raises CheckpointError, because another machine has written to a different
+        directory with the same path. Files with a name in `seen` are not looked up.
         """
         names = frozenset(files_of(own.subtasks.values()))
         new = sorted(names - seen)
@@ -223,9 +227,10 @@ class FlowStore:
     async def _with_copies(
         self, savepoint: CompletedCheckpoint, directory: str
     ) -> CompletedCheckpoint:
-        """Copies state of subtasks that had finished before into the savepoint's `directory`.
+        """Copies the state of subtasks that had finished before the savepoint into the savepoint's
+        `directory`.
 
-        A savepoint must be complete in itself. Returns the savepoint, which refers to the copies.
+        A savepoint must be complete in itself. Returns `savepoint` with references to the copies.
         """
         elsewhere: dict[str, StateFile] = {}
 
@@ -252,8 +257,9 @@ class FlowStore:
     async def settle(self) -> None:
         """Deletes metadata that failed writes may have left.
 
-        Call before a job goes back to an older checkpoint. Raises CheckpointError, also if the
-        lease is lost: the new holder may have found such a checkpoint and started from it.
+        Call this method before a job goes back to an older checkpoint. Raises CheckpointError if
+        the store fails, or if the lease is lost: its new holder may have started from a checkpoint
+        with such metadata.
         """
         if self._in_doubt:
             await self._confirm_lease()
@@ -278,8 +284,9 @@ class FlowStore:
     async def discard(self, discard: Discard) -> None:
         """Deletes checkpoints and files that are no longer needed, metadata first.
 
-        If the store fails, `sweep` deletes the rest later. Without the lease nothing is deleted:
-        another job may have begun with a checkpoint that was given up here but stored nevertheless.
+        If the store fails, `sweep` deletes the rest later. Without the lease nothing is deleted.
+        Another job may then have begun with a checkpoint that this process gave up, but that was
+        stored nevertheless.
         """
         places = Places(self._host, self._objects)
         # Without a location nothing was stored, or `settle` has removed it.
@@ -307,7 +314,8 @@ class FlowStore:
             )
 
     async def finish(self, number: int) -> None:
-        """Marks all checkpoints up to `number` as not to be resumed: a new job begins without them.
+        """Marks all checkpoints up to `number` as not to be resumed, because a new job begins
+        without them.
 
         Raises CheckpointError if the store fails.
         """
@@ -327,7 +335,7 @@ class FlowStore:
             ) from error
 
     async def end(self, number: int) -> None:
-        """Marks that the job came to its end by itself, with checkpoint `number`, which stays.
+        """Marks that the job came to its end by itself, with checkpoint `number`, which is kept.
 
         Raises CheckpointError if the store fails.
         """
@@ -360,11 +368,12 @@ class FlowStore:
             ) from error
 
     async def leave_behind(self, number: int) -> None:
-        """Marks that a job goes back to checkpoint `number`: `newest` ignores all later ones.
+        """Marks that a job goes back to checkpoint `number`, so that `newest` ignores all later
+        checkpoints.
 
-        Sinks drop the data that they prepared after that checkpoint. So a savepoint taken later
-        lacks data that it would have to commit. The mark is durable on return. Raises
-        CheckpointError if the store fails.
+        Sinks drop the data that they prepared after that checkpoint. So a later savepoint could not
+        be resumed: the data that its sinks would have to commit is gone. The mark is durable on
+        return. Raises CheckpointError if the store fails.
         """
         await self._confirm_lease()
         try:
@@ -381,9 +390,10 @@ class FlowStore:
     async def begin_with(self, found: CompletedCheckpoint, number: int) -> None:
         """Marks that the user told a job to begin with `found`.
 
-        `newest` returns only that checkpoint until the job completes its own first one. Sinks drop
-        the data that was prepared after it, as in `leave_behind`. `number` must be larger than all
-        others. The mark is durable on return. Raises CheckpointError if the store fails.
+        `newest` returns only that checkpoint until the job completes its own first checkpoint.
+        Sinks drop the data that was prepared after `found`, as in `leave_behind`. `number` is the
+        number of the mark, and must be larger than all numbers in use. The mark is durable on
+        return. Raises CheckpointError if the store fails.
         """
         if (
             found.location.startswith(f"{self.url}/")
@@ -411,13 +421,13 @@ class FlowStore:
     async def newest(self, *, fall_back: bool = False) -> CompletedCheckpoint | None:
         """Returns the newest completed checkpoint or savepoint that is not abandoned.
 
-        Returns None if there is none, or if its job is over. A job that goes back to an older
-        checkpoint abandons the newer ones (`leave_behind`).
+        Returns None if there is none, or if `finish` has given it up. A job that goes back to an
+        older checkpoint abandons the newer ones (`leave_behind`).
 
         Raises RestoreError if the checkpoint cannot be read. With `fall_back`, an older checkpoint
         is returned instead, with a warning: sinks would then commit data again that they have
         committed after that older checkpoint. A missing savepoint is skipped if it did not end its
-        job, because it committed nothing.
+        job, because sinks committed nothing on it.
         """
         finished = await self.finished()
         savepoints = await self._numbers("taken")
@@ -469,9 +479,10 @@ class FlowStore:
         )
 
     async def finished(self) -> int:
-        """Returns the number up to which no checkpoint is resumed, because its job has finished.
+        """Returns the number up to which no checkpoint is resumed, because `finish` has given these
+        checkpoints up.
 
-        Returns 0 if no job has finished.
+        Returns 0 if there are none.
         """
         return max(await self._numbers("finished"), default=0)
 
@@ -487,7 +498,7 @@ class FlowStore:
         return await self._numbers("left")
 
     async def checkpoint(self, number: int) -> CompletedCheckpoint:
-        """Returns the completed checkpoint `number`. Raises RestoreError."""
+        """Returns the completed checkpoint `number`. Raises RestoreError if it cannot be read."""
         return await self._read(join_url(self.url, f"checkpoints/{number}"), number)
 
     async def savepoints(self) -> list[str]:
@@ -535,7 +546,8 @@ class FlowStore:
         return stored
 
     async def _taken(self, number: int) -> tuple[str, CheckpointKind, int]:
-        """Returns the place and kind of savepoint `number`, and the number in its metadata.
+        """Returns the URL and kind of the savepoint that `taken/<number>` names, and the checkpoint
+        number in the savepoint's metadata.
 
         The two numbers differ if a job was told to begin with that savepoint.
         """
@@ -579,7 +591,8 @@ class FlowStore:
     async def _put(
         self, checkpoint: CompletedCheckpoint, objects: ObjectStore, name: str, data: bytes
     ) -> None:
-        """Creates the metadata object of a checkpoint. After a failure removes the object."""
+        """Creates `name`, the metadata object of a checkpoint, with the content `data`. Removes the
+        object after a failure."""
         where = join_url(objects.url, name)
         try:
             # The object may be ours despite False, if a reply was lost and the request repeated.
@@ -603,12 +616,13 @@ class FlowStore:
             )
 
     async def _confirm_lease(self) -> None:
-        """Raises CheckpointError if another job has the lease. Renews a late lease."""
+        """Raises CheckpointError if another job has the lease. Renews a lease that is late."""
         if self._lease is not None:
             await self._lease.confirm()
 
     async def _withdraw(self, objects: ObjectStore, name: str, data: bytes) -> None:
-        """Ensures that an object does not exist: at once, or in a later `settle`."""
+        """Deletes the object `name` if its content is `data`: at once, or in a later `settle` if
+        the store fails."""
         self._in_doubt.append((objects, name, data))
         try:
             await self._settle()
@@ -636,8 +650,8 @@ def open_store(url: str, host: Host, key: bytes | None = None) -> FlowStore:
 
 
 async def _holds_any(url: str, host: Host) -> bool:
-    """Whether something is below `url`. A directory of this machine is not walked through: it may
-    be any directory, and hold millions of files.
+    """Whether something is stored below `url`. A directory of this machine is not walked through,
+    because it may be any directory and hold millions of files.
     """
     path = local_path(url)
     if path is None:
@@ -653,8 +667,8 @@ async def read_checkpoint(
 ) -> CompletedCheckpoint:
     """Reads the checkpoint or savepoint whose directory is `url`, a URL or a path.
 
-    Raises RestoreError. Its state files are named by URL, or relative to `root` if they are below
-    it.
+    The state files in the result are named by URL, or relative to `root` if they are below `root`.
+    Raises RestoreError if nothing can be read.
     """
     objects, name = open_objects(url, host), METADATA
     location = objects.url

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 GRACE_MS = 10 * 60 * 1000
 """Minimum age of a file before it is removed.
 
-A job that lost its lease may still write. Its files must not vanish under it.
+A job that lost its lease may still write, and must not lose its files meanwhile.
 """
 
 
@@ -36,7 +36,7 @@ async def sweep(
     keep: Collection[int] = (),
     grace_ms: int = GRACE_MS,
 ) -> list[str]:
-    """Removes what crashed jobs left, and returns the names.
+    """Removes what crashed jobs left, and returns the names of the removed files.
 
     The caller holds the lease, and its job has not written anything yet. Removed are:
 

@@ -2,7 +2,8 @@
 
 A flow's name is any text. In its directory every character but `[A-Za-z0-9_-]` is written as a dot
 and two hexadecimal digits for each byte of its UTF-8. The result is cut into segments, of which all
-but the last end with `.-`. So each name has one place, and each place one name.
+but the last end with `.-`. So each flow name has exactly one place, and each place belongs to one
+name.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def open_objects(url: str, host: Host) -> ObjectStore:
 
 
 def local_path(url: str) -> str | None:
-    """Returns the path of a `file:` URL of this machine, None for another URL."""
+    """Returns the path for a `file:` URL of this machine, and None for any other URL."""
     parts = urlsplit(url)
     if (
         parts.scheme != "file"
