@@ -114,11 +114,11 @@ _MODULES = {
     "RollPolicy": "files.parts",
     "SchemaRegistry": "formats.registry",
 }
-"""Module of each connector function, and of the classes for `roll=` and `registry=`.
+"""Maps each connector function, and each class for `roll=` and `registry=`, to its module.
 
-No module has the name of a function, because importing the module would replace the function. One
-connector is in a higher layer, beside the session that it needs. This package imports it only when
-a program uses it.
+No module has the name of a function, because importing the module would replace the function.
+`spark` is in a higher layer, beside the Spark session that it needs. This package imports that
+module only when a program uses the connector.
 """
 
 

@@ -60,7 +60,9 @@ PORT_MAX = 65_535
 def checked_whole(
     value: Any, name: str, place: str, least: int = 1, most: int | None = None
 ) -> int:
-    """Returns `value` if it is an int from `least` to `most`. Otherwise raises GraphError."""
+    """Returns `value` if it is an int from `least` to `most`; `most` None means no maximum.
+    Otherwise raises GraphError.
+    """
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or value < least or (most is not None and value > most):
         expected = (
@@ -186,14 +188,18 @@ def check_host_and_port(url: str, place: str, *, needs_host: bool = True) -> Non
 
 
 def require_columns(what: str) -> None:
-    """Raises GraphError naming `what` unless numpy and pyarrow are installed. Imports neither."""
+    """Raises GraphError naming `what`, the connector, unless numpy and pyarrow are installed.
+    Imports neither.
+    """
     missing = [name for name in ("numpy", "pyarrow") if find_spec(name) is None]
     if missing:
         raise GraphError(f"{what} needs {' and '.join(missing)}: install aioflow[columns]")
 
 
 OnError = str | OutputTag[Any]
-"""Handling of a malformed element: "fail", "skip", or the side output that gets it as `Failed`."""
+"""What to do with a malformed element: "fail", "skip", or the tag of a side output, which then gets
+the element as a `Failed` object.
+"""
 
 MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
 """Errors raised for a malformed value: msgspec's errors, wrongly encoded text, numbers that are too

@@ -1,5 +1,5 @@
-"""Delays between attempts to connect. Each delay is twice as long as the last. Jitter keeps many
-clients from reconnecting at once.
+"""Delays between attempts to connect. Each delay is twice as long as the last. Random jitter keeps
+many clients from reconnecting at the same moment.
 
 If a connection fails again and again, a warning is logged at the first failure, and later at
 growing intervals.
@@ -30,7 +30,7 @@ START_PATIENCE_S = 30.0
 """Time for which a source or sink tries to reach its server when it starts."""
 
 START_BACKOFF_S = 0.1, 2.0
-"""Shortest and longest delay between two attempts at the start."""
+"""Shortest and longest delay between two attempts at the start, in seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +90,11 @@ class Backoff:
         explained: Callable[[Exception], BaseException | None] = _unexplained,
         then: str = "connecting again",
     ) -> T:
-        """Returns the result of `attempt`, which is retried while `is_away` is true for its error.
+        """Returns the result of `attempt()`. Retries it as long as `is_away(error)` is true for the
+        error that it raises.
 
-        `explained` returns a more helpful error to raise instead of a given one, or None.
+        For any other error, `explained(error)` returns a more helpful error to raise instead, or
+        None. `subject` and `then` appear in the log messages, as in `failed`.
         """
         while True:
             try:
@@ -112,9 +114,10 @@ class Backoff:
         reconnect: bool,
         errors: tuple[type[Exception], ...],
     ) -> None:
-        """Awaits `attempt` until its result is true, again after each of `errors`.
+        """Repeats `attempt()` until its result is true, also after an error of the classes
+        `errors`.
 
-        If `reconnect` is false, `attempt` is awaited only once.
+        If `reconnect` is false, `attempt` is called only once, and its error is raised.
         """
         while True:
             try:
@@ -142,11 +145,12 @@ async def reached(
     rng: Rng | None = None,
     explained: Callable[[Exception], BaseException | None] = _unexplained,
 ) -> T:
-    """Returns the result of `connect`, which is retried while `is_away` is true for its error.
+    """Returns the result of `connect()`. Retries it as long as `is_away(error)` is true for the
+    error that it raises.
 
     The retries allow for a server that starts at the same time as the job. After `START_PATIENCE_S`
-    the last error is raised, or the error that `explained` returns for it. Warnings come at growing
-    intervals. Without `rng`, the delays have no jitter.
+    the last error is raised, or the error that `explained` returns for it. Log warnings about
+    `subject` come at growing intervals. Without `rng`, the delays have no jitter.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + START_PATIENCE_S

@@ -48,7 +48,7 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     kind: ChangeKind
     """"read" (a row of the snapshot), "insert", "update", "delete" or "truncate"."""
     table: str
-    """The table, as `tables=` names it."""
+    """The name of the table, as in `tables=`."""
     key: dict[str, Any]
     """The key of the row before the change, or of the inserted row, by column. Empty for a table
     without a key, and for "truncate".
@@ -71,7 +71,7 @@ class Upsert(msgspec.Struct, Generic[T], frozen=True):
     """The latest row of a key, or its deletion."""
 
     table: str
-    """The table, as `tables=` names it. Empty for the row of a query."""
+    """The name of the table, as in `tables=`. Empty for the row of a query."""
     key: dict[str, Any]
     """The key of the row, by column."""
     row: T | None
@@ -83,7 +83,8 @@ class Upsert(msgspec.Struct, Generic[T], frozen=True):
 
 
 def upserts_of(change: Change[Any]) -> Sequence[Upsert[Any]]:
-    """Returns the upserts of one change: two if the key itself changed, one otherwise.
+    """Returns the upserts for one change: a deletion and a new row if the key itself changed,
+    otherwise one.
 
     Raises StateError for a table without a key, for a row that lacks values, and for "truncate",
     whose rows are not known.
@@ -134,7 +135,9 @@ def without_truncates(change: Change[Any]) -> Sequence[Upsert[Any]]:
 
 
 def key_of(upsert: Upsert[Any]) -> tuple[Any, ...]:
-    """Returns the key by which upserts are partitioned: the table, and the values of the key."""
+    """Returns the key by which upserts are partitioned: the name of the table, and the values of
+    the key columns.
+    """
     return (upsert.table, *upsert.key.values())
 
 
@@ -162,9 +165,10 @@ class ChangesConfig:
         backoff: Duration,
         on_error: OnError,
     ) -> tuple[str, list[str], Callable[[dict[str, Any]], Any] | None]:
-        """Returns the text of the user's call, the tables, and the function for `make`.
+        """Checks the arguments of the connector function `name`.
 
-        Raises GraphError naming an invalid argument.
+        Returns the text of the user's call, the names of the tables, and the function for the
+        attribute `make`. Raises GraphError naming an invalid argument.
         """
         names = one_or_more(tables)
         place = f"{name}(..., {', '.join(map(repr, names))})"

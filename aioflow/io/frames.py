@@ -24,8 +24,8 @@ __all__ = ["attribute_names", "frame_source", "is_frame", "table_of"]
 logger = logging.getLogger(__name__)
 
 _READ: WeakSet[Any] = WeakSet()
-"""Record batch readers that a source has consumed. Otherwise they would look like readers of empty
-tables.
+"""Record batch readers that a source has consumed. They are remembered, because a consumed reader
+looks like the reader of an empty table.
 """
 
 
@@ -100,7 +100,8 @@ def frame_source(what: Any) -> ArrowTable:
 
 
 def table_of(rows: Sequence[Any], place: str) -> Any:
-    """Returns elements as a pyarrow Table.
+    """Returns the elements `rows` as a pyarrow Table. `place` is the user's call, for error
+    messages.
 
     The columns are the keys of dicts, or the fields of records. The columns of tuples are f0, f1
     and so on. Any other element becomes one column `value`. A key that an element lacks is null.

@@ -25,7 +25,8 @@ __all__ = ["DatagenSource", "datagen"]
 T = TypeVar("T")
 
 NAP_S = 0.001
-"""Minimum sleep of a reader with a rate. At high rates, several elements are made after one sleep.
+"""Minimum time in seconds that a reader with a rate sleeps. At high rates, several elements are
+made after one sleep.
 """
 
 

@@ -98,7 +98,7 @@ class HybridSource(BaseSource[T]):
     ) -> None:
         self.first = first
         self.then = then
-        """The second source; None if `switch` makes it."""
+        """The second source. None if the user's function `switch` makes it during the run."""
         self.switch = switch
         self.stays_here = any(part.stays_here for part in self.parts)
         tags: list[Any] = [part.side_outputs for part in self.parts]
@@ -146,10 +146,14 @@ class HybridReader(BaseReader[Any]):
         """The splits of the source that is being read, at the positions where they were opened."""
         self._is_second = False
         self._end: tuple[Any, int, dict[str, Any]] = (None, 0, {})
-        """Last element, number of elements and positions of the first source."""
+        """The last element of the first source, the number of its elements, and the last position
+        of each of its splits.
+        """
         self._keeps_end = source.switch is not None
         self._looks: tuple[BaseSource[Any], float] | None = None
-        """The second source and the interval in seconds at which it is searched for new splits."""
+        """The second source, and the interval in seconds at which it is searched for new splits.
+        None if it is not searched.
+        """
         self._look_at_s = 0.0
         self._is_stopped = False
 

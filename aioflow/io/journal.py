@@ -58,8 +58,8 @@ Element = tuple[int | None, Any]
 
 
 _Piece = tuple[int, bytes, bytes | None]
-"""Number of elements, the encoded batch of their values, and the encoded batch of their timestamps
-or None.
+"""Number of elements, their values as encoded bytes, and their timestamps as encoded bytes or
+None.
 """
 
 
@@ -69,8 +69,8 @@ class Earlier(Enum):
     READ = "read"
     REMOVE = "remove"
     REFUSE = "refuse"
-    """Raise an error if there are any: the run begins without state, and the user has not allowed
-    losing them.
+    """Raise an error if there are elements of earlier runs. This run begins without state, and the
+    user has not allowed losing them.
     """
 
 
@@ -78,7 +78,7 @@ class Earlier(Enum):
 class _File:
     path: str
     end: int
-    """The number that follows that of the file's last element."""
+    """The number of the file's last element, plus one."""
 
 
 class Journal:
@@ -304,7 +304,9 @@ class Journal:
             await asyncio.shield(batch)
 
     def covered(self, position: int) -> None:
-        """Forgets the elements before `position`, which a completed checkpoint covers."""
+        """Forgets the elements with numbers below `position`, which a completed checkpoint
+        covers.
+        """
         if position > self._covered:
             self._covered = position
             self._open = (

@@ -52,8 +52,8 @@ UNCOVERED = 1_000_000
 """Default maximum number of kept elements: 100 seconds at 10,000 elements a second."""
 
 NEAR = 0.5
-"""Share of the bound on kept elements at which a warning is logged. The next warning comes only
-after the number has fallen below.
+"""Share of the bound on kept elements at which a warning is logged. The next warning is logged only
+after the number of kept elements has fallen below this share.
 """
 
 NOT_DURABLE = (
@@ -121,7 +121,9 @@ class InletSource(BaseSource[T]):
         """
 
     def for_run(self, journal: Journal | None = None) -> Self:
-        """Returns a copy of this source for one run. Its inlet writes to `journal`."""
+        """Returns a copy of this source for one run. Its inlet writes to `journal`, or keeps
+        elements only in memory if `journal` is None.
+        """
         source = copy.copy(self)
         source.inlet = PushInlet(self._capacity, self._uncovered, journal)
         return source
@@ -393,9 +395,11 @@ class PushInlet(Generic[T]):
     async def attach(
         self, position: int | None, keep: bool, checkpointing: bool, host: Host
     ) -> None:
-        """Attaches a reader at `position`: the first one of a run, or the next after a restart.
+        """Attaches a reader at `position`: the first reader of a run, or the next one after a
+        restart.
 
-        Raises RestoreError if the journal of earlier runs is damaged.
+        `keep` means that polled elements are kept for the next reader. `checkpointing` means that
+        the job takes checkpoints. Raises RestoreError if the journal of earlier runs is damaged.
         """
         self._check_loop()
         start = position or 0
@@ -507,7 +511,9 @@ class PushInlet(Generic[T]):
 def _without_reached(
     waiting: list[tuple[int, asyncio.Future[None]]], position: int
 ) -> list[tuple[int, asyncio.Future[None]]]:
-    """Wakes the futures whose number is at most `position`. Returns the others."""
+    """Completes the futures of `waiting` whose number is at most `position`. Returns the remaining
+    pairs.
+    """
     still = []
     for number, future in waiting:
         if number > position:
@@ -518,7 +524,9 @@ def _without_reached(
 
 
 class InletReader(BaseReader[Any]):
-    """A reader of `inlet`. `keep`: whether the inlet keeps elements for the next reader."""
+    """A reader of `inlet`. `keep` says whether the inlet keeps polled elements for the next
+    reader.
+    """
 
     def __init__(self, inlet: PushInlet[Any], ctx: SourceContext, keep: bool) -> None:
         self._inlet = inlet

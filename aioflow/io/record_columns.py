@@ -87,8 +87,8 @@ class RecordColumns:
         self._wanted: frozenset[str] | None = None
 
     def narrow(self, names: Sequence[str]) -> None:
-        """Limits the columns to the fields `names`. The batches then stand for dicts instead of
-        records of the type.
+        """Limits the columns to the fields `names`. The rows of the batches are then dicts instead
+        of records of the type.
 
         If records lack one of `names`, all their fields still become columns.
         """

@@ -40,7 +40,7 @@ __all__ = ["SocketConnector", "socket"]
 LINE_BYTES_MAX = 1024 * 1024
 """Maximum length of a line, because an unfinished line is held in memory.
 
-The connection to a peer that exceeds it is closed.
+The connection to a peer that sends a longer line is closed.
 """
 
 LINES_AHEAD = 1024

@@ -106,7 +106,7 @@ def blackhole() -> BlackholeSink:
 
 
 class BlackholeSink(BaseWriter[Any], BaseSink[Any]):
-    """A sink that drops all records; each call costs one attribute lookup."""
+    """A sink that drops all records."""
 
     name = "blackhole"
     reads_columns = True

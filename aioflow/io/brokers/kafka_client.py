@@ -3,8 +3,8 @@ group.
 
 `KafkaPartitions` finds the partitions of topics. `start=` and `group` apply to the partitions that
 existed when the job began. Partitions added later are read from their beginning, because the job
-was not meant to skip any of their records. So are partitions that the restored checkpoint lacks
-although it has their topic.
+was not meant to skip any of their records. Partitions that a restored checkpoint lacks are read
+from their beginning too, if it has other partitions of their topic.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ CLOSE_TIMEOUT_S = 5.0
 """Maximum time that a client may take to connect or stop after a cancellation."""
 
 SILENT_AFTER_S = 5.0
-"""Time without an answer of the brokers before the reader logs a warning: aiokafka itself waits 40
-s.
+"""Time in seconds without an answer of the brokers after which a warning is logged. aiokafka itself
+waits 40 s before it raises an error.
 """
 
 REFUSAL_TIMEOUT_S = 3.0
@@ -100,7 +100,9 @@ class KafkaConfig:
     backoff: Duration
     on_error: OnError
     prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False)
-    """The prepared transactions of the writers in this process."""
+    """The prepared transactions of the writers in this process, by transactional id, producer id,
+    epoch and batch.
+    """
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"prepared": {}}
@@ -151,10 +153,11 @@ async def started(
     own: dict[str, Any],
     takes: Callable[[str], bool] = lambda option: True,
 ) -> Any:
-    """Returns a connected client of aiokafka, made by `make`.
+    """Returns a connected client of aiokafka, made by `make` with the arguments `own` and the
+    user's `options=`.
 
-    Raises GraphError for unknown options. The error lists the valid options for which `takes` is
-    true.
+    Only the options for which `takes` is true are passed. Raises GraphError for options that
+    aiokafka does not accept.
     """
     try:
         client = make(
@@ -195,9 +198,10 @@ async def started(
 
 
 async def _refusal(config: KafkaConfig) -> Exception | None:
-    """Returns the error with which a broker refuses the user of `config`.
+    """Returns the error with which a broker refuses the user of `config`, or None if no broker
+    refuses.
 
-    aiokafka's clients only log this error, and then raise an error that no broker answers.
+    aiokafka's clients only log this error. The error that they raise says that no broker answers.
     """
     if not str(config.options.get("security_protocol", "")).startswith("SASL"):
         return None
@@ -267,7 +271,7 @@ async def committed_offsets(
     """Returns the committed offset of `group`, with metadata, for each partition that has one.
 
     `partitions` None means all partitions. Raises ConnectionError if the coordinator does not
-    answer, for example while it loads its state: a missing answer does not mean that nothing is
+    answer, for example while it loads its state. A missing answer does not mean that nothing is
     committed.
     """
     from aiokafka.errors import for_code
@@ -361,7 +365,9 @@ async def message_limit(config: KafkaConfig, topic: str) -> int | None:
 
 
 ASKS = 60
-"""Number of times that a coordinator that is not ready is asked for the offsets of a group."""
+"""Maximum number of requests for the offsets of a group while the group's coordinator is not
+ready.
+"""
 
 ASK_EVERY_S = 0.5
 
@@ -371,7 +377,7 @@ class KafkaPartitions:
 
     def __init__(self) -> None:
         self._begins: dict[str, int] = {}
-        """Start position of each known split."""
+        """Maps the id of each known split to its start position."""
         self._begun: set[str] = set()
         """Topics whose partitions an earlier `discover` has found."""
         self._has_looked = False
@@ -463,7 +469,7 @@ class KafkaPartitions:
 
 
 def _chosen(config: KafkaConfig, known: Iterable[str]) -> list[str]:
-    """Returns the topics of `known`, the existing ones, that the source reads."""
+    """Returns the topics that the source reads, out of `known`, the topics that exist."""
     if config.pattern is not None:
         found = sorted(topic for topic in known if config.pattern.fullmatch(topic))
         if not found and not config.looks_again:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["KafkaCommitter", "KafkaWriter"]
 
 Record = tuple[str, bytes | None, bytes | None, list[tuple[str, bytes]]]
-"""Topic, key, value and headers."""
+"""A record to send: its topic, key, value and headers."""
 
 PIECE_RECORDS = 4_000
 """Number of records at which the writer requests a flush."""
@@ -76,7 +76,9 @@ class KafkaWriter(BaseWriter[Any]):
                 repr(config), ctx.host, is_key=True
             )
         self._heads: dict[str, tuple[bytes, bytes]] = {}
-        """Topic -> the bytes written before each key, and those before each value."""
+        """Maps a topic to the bytes that precede each key, and the bytes that precede each
+        value.
+        """
         self._pool: TransactionPool | None = None
         if config.transactions and ctx.checkpointing:
             self._pool = TransactionPool(config, f"{ctx.flow_name}/{ctx.uid}", ctx)
@@ -86,7 +88,8 @@ class KafkaWriter(BaseWriter[Any]):
         """The topics that are known to exist."""
         self._pending: list[Record] = []
         self._sent: list[tuple[asyncio.Future[Any], list[Record]]] = []
-        """Sent batches without a known acknowledgement: the future of the answer, and the records.
+        """Sent batches that are not known to be acknowledged: the future of the broker's answer,
+        and the records.
         """
         self._written = 0
         """Number of records since the last checkpoint."""
@@ -109,8 +112,8 @@ class KafkaWriter(BaseWriter[Any]):
         await reached(self._connect, config, is_away, self._ctx.host.rng)
 
     async def _connect(self) -> None:
-        """Starts the producer, and checks the topics. Replaces the producer of a previous, failed
-        call.
+        """Starts the producer, and checks the topics. If an earlier call has failed, replaces its
+        producer.
         """
         config = self._config
         if self._pool is not None:
@@ -228,7 +231,7 @@ class KafkaWriter(BaseWriter[Any]):
 
     async def _transact(self, pool: TransactionPool, records: list[Record], *, wait: bool) -> None:
         """Sends the records in the open transaction of `pool`. With `wait`, returns when the
-        brokers have acknowledged all.
+        brokers have acknowledged all sent records.
         """
         try:
             if records and pool.producer is None:
@@ -247,7 +250,9 @@ class KafkaWriter(BaseWriter[Any]):
     # At least once.
 
     async def _deliver(self, records: list[Record], *, wait: bool) -> None:
-        """Sends the records, and sends refused records again. Replaces a producer that gave up."""
+        """Sends the records, and sends refused records again. Replaces a producer that gave up.
+        With `wait`, returns when the brokers have acknowledged all sent records.
+        """
         backoff = Backoff(self._ctx.host.rng, self._config.backoff)
         while True:
             try:
@@ -272,7 +277,7 @@ class KafkaWriter(BaseWriter[Any]):
     async def _send(self, producer: Any, records: list[Record]) -> None:
         """Hands the records to `producer` in batches, in order within each partition.
 
-        Adds all of them to `self._sent`, even after an error.
+        Adds all records to `self._sent`, even after an error.
         """
         if not records:
             return
@@ -340,9 +345,11 @@ class KafkaWriter(BaseWriter[Any]):
         return [(*place, several) for place, several in places.items()]
 
     async def _acknowledged(self, *, wait: bool) -> list[Record]:
-        """Returns the records that may not have reached the brokers.
+        """Returns the records that must be sent again, because they may not have reached the
+        brokers.
 
-        Raises the first error that a retry cannot help. With `wait`, waits for all answers first.
+        Raises the first error that a retry would not fix. With `wait`, first waits until the
+        brokers have answered for all batches.
         """
         if wait and self._sent:
             await asyncio.gather(*(future for future, _ in self._sent), return_exceptions=True)

@@ -79,10 +79,11 @@ def kafka(
     """Returns a connector that reads the records of one or several topics from the brokers at
     "host:port", or writes to a topic.
 
-    Each element is the value of a record, decoded by `format`: "json" (also as a `type`), "text",
-    "bytes", or a format of `af.io.formats`, such as `avro`. A record without a value becomes None.
-    With `records`, each element is a `KafkaRecord` of this value and the record's key, timestamp,
-    headers, topic, partition and offset. Its key is bytes, or decoded by `key_format`.
+    Each element is the value of a record. `format` decodes it: "json" (to plain values or a
+    `type`), "text", "bytes", or a format of `af.io.formats`, such as `avro`. A record without a
+    value becomes None. With `records`, each element is a `KafkaRecord` of this value and the
+    record's key, timestamp, headers, topic, partition and offset. Its key is bytes, or decoded by
+    `key_format`.
 
     `topic` may be a compiled pattern: all topics whose whole name matches are read. Topics created
     later are read from their beginning. `start` is "earliest", "latest", "group", or a time: an
@@ -262,7 +263,7 @@ class KafkaReader(GroupReader):
         self._config = config
         self._consumer: Any = None
         self._next: dict[str, int] = {}
-        """Split -> the offset after the last record that was put into the buffer."""
+        """Maps a split to the offset after its last record in the buffer."""
         self._over: set[str] = set()
         self._lags = ctx.runtime.metrics.add_group("recordsLag")
 
@@ -428,7 +429,7 @@ def _decoder_of(
     config: KafkaConfig, ctx: SourceContext
 ) -> tuple[Callable[[Any], Any], Callable[[Sequence[Message]], Awaitable[None]] | None]:
     """Returns a function that decodes a record, and a function that fetches the schemas of
-    messages, or None.
+    messages. The second is None if the formats need no schemas.
 
     The first function raises an error of `arguments.MALFORMED` for a malformed record.
     """

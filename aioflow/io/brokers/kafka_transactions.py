@@ -13,10 +13,11 @@ metadata of the offset has the job, the attempt, and the checkpoint after which 
 the pool began. A restore of n aborts the transactions that began after n or a later checkpoint. The
 transactional id of the register fences former attempts: they can no longer begin transactions.
 
-A transaction also commits an offset to the group that is named as its id. The metadata of this
-offset names the last batches that were committed under the id. So a repeated commit does nothing,
-and a transaction that the brokers aborted is an error, never a silent loss. Brokers forget the
-offsets of a group without members after a week without commits (`offsets.retention.minutes`).
+A transaction also commits an offset to the consumer group whose name is the transactional id. The
+metadata of this offset names the last batches that were committed under the id. So a repeated
+commit does nothing, and a transaction that the brokers aborted is an error, never a silent loss.
+Brokers forget the offsets of a group without members after a week without commits
+(`offsets.retention.minutes`).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ BATCH_BYTES = 262_144
 """Maximum size of a batch for one partition, unless options= has a `max_batch_size`."""
 
 KNOWN_BATCHES = 64
-"""Number of batch names that fit into the 4096 bytes of an offset's metadata. One writer never has
-as many checkpoints that wait for their commit.
+"""Number of batch names that fit into the 4096 bytes of an offset's metadata. A writer never has
+this many checkpoints that wait for their commit.
 """
 
 PREFIX = "aioflow"
@@ -67,7 +68,9 @@ class Prepared(NamedTuple):
     checkpoint: int
     batch: str
     previous: str
-    """The batch that was committed before under this id, or ""."""
+    """The name of the last batch that was committed under this id before, or "" if there was
+    none.
+    """
     records: int
 
 
@@ -76,7 +79,7 @@ class State(enum.Enum):
     OPEN = enum.auto()
     PREPARED = enum.auto()
     RESERVED = enum.auto()
-    """Prepared by an earlier attempt, and perhaps not committed yet."""
+    """An earlier attempt has prepared the transaction, and has perhaps not committed it yet."""
     BROKEN = enum.auto()
 
 
@@ -96,8 +99,8 @@ class Transaction:
     """The offset that was last committed to the group of this id."""
     batch: str = ""
     topic: str = ""
-    """A topic that the transaction writes to. The offset that names the batches is one of its first
-    partition.
+    """A topic that the transaction writes to. The offset whose metadata names the batches is an
+    offset of this topic's first partition.
     """
 
     async def end(self, *, commit: bool) -> None:
@@ -143,7 +146,7 @@ class TransactionPool:
         """Fences former attempts, and aborts the transactions that they began after the restored
         checkpoint.
 
-        After a restart with fewer subtasks, each of them also does this for some of the removed
+        After a restart with fewer subtasks, each subtask also does this for some of the removed
         subtasks.
         """
         await self._check_attempt(self._id)
@@ -165,7 +168,8 @@ class TransactionPool:
     async def _check_attempt(self, register: str) -> None:
         """Raises StateError if a later attempt of this job has begun transactions.
 
-        This attempt is outdated then, and must not abort any.
+        In that case this attempt is outdated, and must not abort any transaction. `register` is the
+        transactional id of a subtask's register.
         """
         words, _ = await _newest(self._config, register)
         job, _, attempt = (words or [""])[0].partition("@")
@@ -334,7 +338,9 @@ def _own(config: KafkaConfig, id_: str) -> dict[str, Any]:
 
 
 def batches_of(config: KafkaConfig) -> dict[str, Any]:
-    """Returns the argument `max_batch_size` of a producer; empty if the user's options have it."""
+    """Returns the producer argument `max_batch_size`. Returns an empty dict if the user's options
+    have this argument.
+    """
     return {} if "max_batch_size" in config.options else {"max_batch_size": BATCH_BYTES}
 
 
@@ -436,8 +442,8 @@ def _is_fenced(error: BaseException | None) -> bool:
 
 
 def fenced_error(config: KafkaConfig, error: BaseException) -> StateError | None:
-    """Returns a StateError that explains why the transaction was ended, or None if `error` has
-    another cause.
+    """Returns a StateError that explains why the brokers have ended the transaction. Returns None
+    if `error` has another cause.
     """
     if not _is_fenced(error):
         return None

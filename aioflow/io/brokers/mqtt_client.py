@@ -113,7 +113,7 @@ def is_away(error: BaseException) -> bool:
 
 def refusal(config: MqttConfig, error: BaseException, what: str) -> GraphError | None:
     """Returns a GraphError if `error` is a refusal that a retry would not change. Returns None for
-    any other error. `what` is the refused request.
+    any other error. `what` describes the refused request.
     """
     if not isinstance(error, Refused) or is_away(error):
         return None
@@ -136,7 +136,7 @@ class Connection:
         received: Callable[[Any], None] | None = None,
     ) -> None:
         """Makes a connection that is not open yet. `received` is called with each message that
-        arrives; a kept session may deliver messages before `subscribe`.
+        arrives. If the server has kept the session, messages may arrive before `subscribe`.
         """
         try:
             from paho.mqtt import client as paho

@@ -81,9 +81,9 @@ def mqtt(
 
     `url` is "mqtt://user:password@host:port", or "mqtts" for TLS; `tls` is an optional SSLContext.
     A topic to subscribe to may have the wildcards `+` and `#`. Each element is the body of a
-    message, decoded by `format`: "json" (also as a `type`), "text", "bytes", or a format of
-    `af.io.formats`. With `records`, each element is an `MqttMessage` of this value, the message's
-    topic, and whether it was retained or sent before.
+    message, decoded by `format`: "json" (to plain values or a `type`), "text", "bytes", or a format
+    of `af.io.formats`. With `records`, each element is an `MqttMessage` of this value, the
+    message's topic, and whether it was retained or sent before.
 
     With `client_id` and `qos=1`, delivery is at least once: while the job is down, the server keeps
     the session of this client for `session_expiry`. A message is acknowledged once a completed
@@ -147,8 +147,8 @@ def mqtt(
 
 
 def _is_topic(topic: str) -> bool:
-    """Returns whether `topic` is a valid filter: a wildcard must be a whole level, and `#` the last
-    one.
+    """Returns whether `topic` is a valid filter. A wildcard must be a whole level, and `#` must be
+    the last level.
     """
     levels = topic.split("/")
     return (
@@ -198,8 +198,8 @@ class MqttTopics(MqttConfig, BaseSource[T], BaseSink[Any]):
 
 
 class _MqttReader(AcknowledgingReader):
-    """A reader of topics. A receipt is the number of the connection and the number of the message
-    on it.
+    """A reader of topics. A receipt, which identifies a message to acknowledge, is the number of
+    the connection and the number of the message on this connection.
     """
 
     def __init__(self, ctx: SourceContext, config: MqttConfig) -> None:

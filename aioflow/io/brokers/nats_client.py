@@ -139,8 +139,8 @@ def is_away(error: BaseException) -> bool:
 async def stream_of(client: Any, config: NatsConfig, *, written: bool = False) -> Any:
     """Returns the server's information about the stream.
 
-    Raises GraphError if there is no such stream. With `written`, also if messages that are
-    published to the subject do not go into the stream.
+    Raises GraphError if there is no such stream. With `written`, also raises it if messages that
+    are published to the subject do not go into the stream.
     """
     from nats import errors
     from nats.js.errors import NotFoundError, ServiceUnavailableError

@@ -59,7 +59,7 @@ FORGOTTEN_AFTER_S = 300.0
 """Time without a request after which the server deletes the consumer of a reader."""
 
 FOREIGN_SUBJECT = 10093
-"""The server's error code for reading a subject that the stream does not contain."""
+"""The server's error code for a consumer of a subject that the stream does not contain."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +82,12 @@ def nats(
     publishes to `subject`.
 
     `servers` are one or several "nats://host:port"; `subject` may have wildcards. Each element is
-    the body of a message, decoded by `format`: "json" (also as a `type`), "text", "bytes", or a
-    format of `af.io.formats`. `stream` is needed unless exactly one stream contains the subject.
-    `start` is "earliest", "latest", or the sequence number after which to begin; the position in a
-    checkpoint takes precedence. With `until="latest"` the source ends with the last message that
-    exists when the job begins. `options` are further arguments of `nats.connect`, such as `user`,
-    `password`, `token`, `user_credentials` and `tls`.
+    the body of a message, decoded by `format`: "json" (to plain values or a `type`), "text",
+    "bytes", or a format of `af.io.formats`. `stream` is needed unless exactly one stream contains
+    the subject. `start` is "earliest", "latest", or the sequence number after which to begin; the
+    position in a checkpoint takes precedence. With `until="latest"` the source ends with the last
+    message that exists when the job begins. `options` are further arguments of `nats.connect`, such
+    as `user`, `password`, `token`, `user_credentials` and `tls`.
 
     A sink publishes to `subject`. With checkpoints, it publishes messages once a completed
     checkpoint covers them. The server recognises a repeated message by its `Nats-Msg-Id`. So
@@ -150,7 +150,7 @@ class NatsStream(NatsConfig, BaseSource[T], BaseSink[Any]):
         return [Split(info.config.name, begin, [None if self.until is None else last, _made(info)])]
 
     async def _information(self) -> Any:
-        """Returns what the server knows about the stream."""
+        """Returns the server's information about the stream."""
         client = await connect(self)
         try:
             return await stream_of(client, self)
@@ -168,8 +168,8 @@ class NatsStream(NatsConfig, BaseSource[T], BaseSink[Any]):
 
 
 def _made(info: Any) -> str | None:
-    """Returns the creation time of the stream. Name and creation time together identify a
-    stream.
+    """Returns the creation time from the server's information about a stream. The name and the
+    creation time together identify a stream.
     """
     return None if info.created is None else str(info.created.isoformat())
 
@@ -177,7 +177,7 @@ def _made(info: Any) -> str | None:
 async def _fetch(
     prepare: Callable[[Iterable[bytes]], Awaitable[None]], messages: Sequence[Message]
 ) -> None:
-    """Fetches the schemas of messages."""
+    """Fetches the schemas that decoding `messages` needs, with the format's function `prepare`."""
     await prepare(message.content for message in messages)
 
 
@@ -188,7 +188,7 @@ class _NatsReader(StreamReader):
         super().__init__(ctx, decode, config.on_error, prepare=fetch)
         self._config = config
         self._behind: int | None = None
-        """The sequence number of the last message in the buffer."""
+        """The sequence number of the last message that was read."""
         self._made: str | None = None
         """Creation time of the stream that `_behind` belongs to. None if the checkpoint lacks it.
         """
@@ -270,7 +270,8 @@ class _NatsReader(StreamReader):
         """Returns the messages before a gap or up to the sequence number `end`, and whether the end
         is reached.
 
-        `expected` is the consumer's own sequence number for the first message.
+        `expected` is the consumer's own sequence number for the first message of `fetched`. Another
+        number means that messages were lost.
         """
         messages: list[Message] = []
         for one in fetched:
@@ -394,7 +395,9 @@ class NatsWriter(BaseWriter[Any]):
         self._batch = ""
         self._count = 0
         self._most = 0
-        """Maximum size of a message with its headers, as set by the server or the stream."""
+        """Maximum size in bytes of a message with its headers, as set by the server or the
+        stream.
+        """
         self.full = False
         self.linger_ms = None if ctx.checkpointing else LINGER_MS
 

@@ -145,7 +145,7 @@ def _place(url: str) -> str:
 
 
 async def close(connection: Any) -> None:
-    """Closes a connection, also one that is broken."""
+    """Closes a connection, even if it is broken."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await connection.close()

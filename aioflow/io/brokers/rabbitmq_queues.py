@@ -91,8 +91,8 @@ def rabbitmq(
     messages.
 
     `url` is "amqp://user:password@host:port/vhost", "amqps" for TLS, or a list of the nodes of a
-    cluster. Each element is the body of a message, decoded by `format`: "json" (also as a `type`),
-    "text", "bytes", or a format of `af.io.formats`. With `records`, each element is a
+    cluster. Each element is the body of a message, decoded by `format`: "json" (to plain values or
+    a `type`), "text", "bytes", or a format of `af.io.formats`. With `records`, each element is a
     `RabbitmqMessage` of this value and the message's id, routing key, exchange, headers, and
     whether it was sent before.
 
@@ -276,8 +276,9 @@ async def last_offset(connection: Any, stream: str) -> int | None:
 class _RabbitmqReader(AcknowledgingReader):
     """A reader of queues or streams, with one channel for each on one connection.
 
-    A receipt is the number of the connection, the queue, the delivery tag on its channel, and the
-    next offset for a stream or None.
+    A receipt identifies a message to acknowledge: the number of the connection, the queue, and the
+    delivery tag on the queue's channel. Its last item is the next offset of a stream, or None for a
+    queue.
     """
 
     def __init__(self, ctx: SourceContext, config: RabbitmqConfig) -> None:
@@ -317,7 +318,7 @@ class _RabbitmqReader(AcknowledgingReader):
         self._connection = 0
         self._arrived: dict[str, list[Message]] = {}
         self._tags: dict[str, int] = {}
-        """Queue -> the last delivery tag to acknowledge."""
+        """Maps a queue to the last delivery tag to acknowledge."""
         self._lost = ""
         """The queue whose consumer the server has cancelled, or ""."""
         self._ended: set[str] = set()
@@ -443,7 +444,7 @@ class _RabbitmqReader(AcknowledgingReader):
         return channel
 
     async def _check(self, connection: Any, stream: str, offset: int) -> None:
-        """Raises StateError if the stream ends before the offset that was read last."""
+        """Raises StateError if the stream ends before `offset`, the offset that was read last."""
         last = await last_offset(connection, stream)
         if last is not None and offset > last + 1:
             raise StateError(

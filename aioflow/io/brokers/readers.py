@@ -70,7 +70,7 @@ class BufferedReader(BaseReader[Any]):
 
     at_most_once = ""
     """Reason why the peer cannot send elements again, as part of a warning that is logged once a
-    run. Empty if it can.
+    run. Empty if the peer can send them again.
     """
 
     def __init__(self, ctx: SourceContext, *, capacity: int = BUFFER_RECORDS) -> None:
@@ -114,13 +114,13 @@ class BufferedReader(BaseReader[Any]):
             self.wake()
 
     async def room(self) -> None:
-        """Returns after the next poll that leaves the buffer at most half full."""
+        """Waits until a poll leaves the buffer at most half full."""
         if self._room is None:
             self._room = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._room)
 
     def wake(self) -> None:
-        """Ends the current `wait`."""
+        """Makes a running call of `wait` return."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -200,7 +200,7 @@ class BufferedReader(BaseReader[Any]):
 def say_at_most_once(ctx: SourceContext, what: str) -> None:
     """Logs a warning that a restart loses the elements that no checkpoint covers.
 
-    `what` is the reason, as part of the message. Readers call this function once a run.
+    `what` is the part of the message that gives the reason. Readers call this function once a run.
     """
     logger.warning(
         "source of %s: %s, so after a restart elements that no checkpoint covers are lost (at "
@@ -307,11 +307,11 @@ class Message(NamedTuple):
     content: Any
     """The content that `decode` converts to an element."""
     position: Any
-    """The position after the message."""
+    """The position of the split after this message."""
     timestamp: int
-    """Time when the log stored the message, in milliseconds."""
+    """Time at which the log stored the message, in ms since 1970."""
     where: str
-    """The name of the message in errors."""
+    """A description of the message, for error messages."""
 
 
 @dataclass(slots=True)
@@ -490,9 +490,11 @@ class AcknowledgingReader(StreamReader):
     ) -> None:
         super().__init__(ctx, decode, on_error, prepare=prepare, capacity=capacity)
         self._polled: list[Any] = []
-        """Receipts of polled messages that no checkpoint covers yet."""
+        """Receipts of the polled messages that no checkpoint covers yet, in order."""
         self._covered: dict[int, list[Any]] = {}
-        """Checkpoint -> receipts of the messages since the checkpoint before it."""
+        """Maps a checkpoint id to the receipts of the messages polled since the checkpoint before
+        it.
+        """
 
     def acknowledge(self, receipts: list[Any]) -> None:
         """Acknowledges the messages of `receipts`, in the order in which they were polled. Never
@@ -544,9 +546,11 @@ class GroupReader(StreamReader):
         super().__init__(ctx, decode, on_error, prepare=prepare)
         self._group = group
         self._taken: dict[int, dict[str, Any]] = {}
-        """Checkpoint -> the positions of the splits at its barrier."""
+        """Maps a checkpoint id to the position of each split at the checkpoint's barrier."""
         self.untold: dict[str, Any] = {}
-        """Positions of the last completed checkpoint that were not committed to the group yet."""
+        """Positions of the splits in the last completed checkpoint, until they are committed to the
+        group.
+        """
 
     async def tell_at_end(self) -> None:
         """Commits the positions in `untold` to the group over a new connection. Called when the

@@ -52,7 +52,7 @@ class RedisConfig:
     type: Any
     field: str | None
     format: Format[Any] | None
-    """The format of the content of `field`."""
+    """The format of the values of the field `field`. None if whole entries are read or written."""
     start: str
     until: str | None
     group: str | None
@@ -183,7 +183,7 @@ def decoder_of(
     config: RedisConfig, host: Host
 ) -> tuple[Callable[[Entry], Any], Callable[[Sequence[Message]], Awaitable[None]] | None]:
     """Returns a function that decodes an entry, and a function that fetches the schemas of
-    messages, or None.
+    messages. The second is None if the format needs no schemas.
 
     The first function raises an error of `arguments.MALFORMED` for a malformed entry.
     """

@@ -6,11 +6,11 @@ the commit moves them.
     commit       moves entries from the staged stream to the user's stream, some at a time; with the
                  last of them, n goes into the hash of the sinks
 
-Each step is one script, so it is atomic. If a step is sent twice because its answer was lost, the
-second has no effect: staged entries have numbers, and moved entries are gone. If a batch is
-missing, the hash must record that it was committed. Otherwise the database was set back, which is
-an error. Every writer that opens gets a number, its generation. It removes batches that earlier
-writers began after the checkpoint that it was restored from.
+Each step is one script, so it is atomic. If a step is sent twice because its answer was lost, its
+second execution has no effect: staged entries have numbers, and moved entries are gone. If a batch
+is missing, the hash must record that it was committed. Otherwise the database was restored to an
+earlier state, which is an error. Every writer gets a number when it opens, its generation. The
+writer removes batches that earlier writers began after the checkpoint that it was restored from.
 
 For a stream "orders" the sink uses the keys `aioflow:{orders}:sinks` and
 `aioflow:{orders}:staged:...`, which are in the stream's hash slot of a cluster. The data is as
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["Prepared", "RedisCommitter", "RedisWriter"]
 
 PIECE_ENTRIES = 1_000
-"""Number of entries at which the writer requests a flush, and which one script stages or moves.
+"""Number of entries at which the writer requests a flush, and the maximum number that one script
+stages or moves.
 
 Redis does no other work while a script runs.
 """

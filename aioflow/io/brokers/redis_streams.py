@@ -86,8 +86,8 @@ def redis(
 
     `url` is "redis://[user:password@]host:port/db"; "rediss" and "unix" as in redis-py. Each
     element is a dict of the entry's fields as texts, or a `type` (dataclass, NamedTuple, Struct)
-    into whose fields they are converted. With `field` the element is the value of the field with
-    this name, decoded by `format`: "json" (also as a `type`), "text", "bytes", or a format of
+    into whose fields they are converted. With `field` the element is the value of this field.
+    `format` decodes it: "json" (to plain values or a `type`), "text", "bytes", or a format of
     `af.io.formats`. `start` is "earliest", "latest", or the id after which to begin; the ids in a
     checkpoint take precedence. With `until="latest"` the source ends with the last entry that
     exists when the job begins. `group` is a consumer group to which the ids of completed
@@ -232,7 +232,7 @@ class _StreamsReader(GroupReader):
         super().__init__(ctx, decode, config.on_error, config.group, prepare=prepare)
         self._config = config
         self._behind: dict[str, str] = {}
-        """Stream -> id of the last entry that was put into the buffer."""
+        """Maps a stream to the id of its last entry that was put into the buffer."""
         self._over: set[str] = set()
 
     def content_of(self, content: dict[bytes, bytes]) -> bytes:
@@ -308,7 +308,9 @@ class _StreamsReader(GroupReader):
         await self.put(stream, messages, last=last)
 
     async def _check(self, client: Any, stream: str, behind: str) -> None:
-        """Raises StateError if the stream was replaced: its ids never reached `behind`."""
+        """Raises StateError if the stream was replaced. Its last id is then below `behind`, the
+        last id that was read.
+        """
         if behind == BEGINNING or not await exists(client, self._config, stream):
             return
         found = await client.xinfo_stream(stream)

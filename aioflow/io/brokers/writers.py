@@ -22,8 +22,8 @@ __all__ = ["PIECE_MESSAGES", "ConfirmedWriter", "wrong_result"]
 M = TypeVar("M")
 
 PIECE_MESSAGES = 1_000
-"""Number of messages at which the writer requests a flush, and maximum number that wait for
-confirmation.
+"""Number of messages at which the writer requests a flush, and maximum number of messages that wait
+for their confirmation.
 """
 
 PIECE_BYTES = 32 * 1024 * 1024
@@ -48,14 +48,14 @@ class ConfirmedWriter(BaseWriter[Any], Generic[M]):
         is_away: Callable[[Exception], bool],
         explained: Callable[[Exception], BaseException | None],
     ) -> None:
-        """`is_away` and `explained` are passed to `Backoff.persistently`."""
+        """Makes a writer. `is_away` and `explained` are passed to `Backoff.persistently`."""
         self._ctx = ctx
         self._config = config
         self._is_away = is_away
         self._explained = explained
         self._encode, self._head_of = config.format.encoder(repr(config), ctx.host)
         self._head = b""
-        """The schema registry's bytes before each body, or none."""
+        """The schema registry's bytes before each body; empty if the format has none."""
         self._pending: list[M] = []
         self._bytes = 0
         """Size of the bodies of the pending messages."""
