@@ -721,6 +721,27 @@ JOB_MUTANTS: list[Mutant] = [
         (CHECKPOINTS + "test_a_savepoint_that_does_not_hold_all_that_was_put_says_so",),
     ),
     Mutant(
+        "put_many takes a text for its characters",
+        "aioflow/io/pushing.py",
+        "        if isinstance(values, (str, bytes)):\n",
+        "        if isinstance(values, bytes):\n",
+        ("tests/api/test_wrong_place.py::test_one_element_is_no_iterable_of_elements",),
+    ),
+    Mutant(
+        "a store's URL without a slash is taken for a Path",
+        "aioflow/api/checkpoint_options.py",
+        "        if isinstance(where, PathLike) and url_scheme(where):\n",
+        "        if url_scheme(where):\n",
+        ("tests/io/test_locations.py::test_a_store_whose_url_lacks_a_slash_is_refused",),
+    ),
+    Mutant(
+        "a class whose constructor needs arguments fails when the job starts",
+        "aioflow/advice/functions.py",
+        "isinstance(function, type) and (needed := _required_arguments(cls))",
+        "(needed := [])",
+        (SIGNATURES + "test_a_class_whose_constructor_needs_arguments_is_refused",),
+    ),
+    Mutant(
         "what was accepted before the first reader came counts from the beginning",
         "aioflow/io/pushing.py",
         "            self._unread = [(number + start, future) for number, future in "

@@ -10,7 +10,73 @@ _PLANNER, _UPDATES = "tests/sql/test_planner.py::", "tests/sql/test_updates.py::
 _QUERIES = "tests/sql/test_queries.py::"
 _AGGREGATES, _SCRIPT = "tests/sql/test_aggregates.py::", "tests/sql/test_script.py::"
 
+_SCALARS = "tests/sql/test_scalars.py::"
+_CLAUSES = _QUERIES + "test_clauses_that_become_others_give_what_duckdb_gives"
+
 SQL_MUTANTS: list[Mutant] = [
+    Mutant(
+        "parts of a call that change its meaning are passed over",
+        "aioflow/sql/scalars.py",
+        "        for name in _UNREAD.get(type(node), ()):\n",
+        "        for name in ():\n",
+        (_SCALARS + "test_mistake_is_reported_before_anything_runs",),
+    ),
+    Mutant(
+        "BETWEEN SYMMETRIC takes its ends in one order",
+        "aioflow/sql/scalars.py",
+        '        if node.args.get("symmetric"):\n',
+        "        if False:\n",
+        (_SCALARS + "test_value",),
+    ),
+    Mutant(
+        "the flags of a regular expression are passed over",
+        "aioflow/sql/values.py",
+        're.compile(pattern, re.IGNORECASE if "i" in flags else 0)',
+        "re.compile(pattern)",
+        (_SCALARS + "test_value",),
+    ),
+    Mutant(
+        "FOR SYSTEM_TIME AS OF with a stream is a join without it",
+        "aioflow/sql/planner.py",
+        '            if entry.args.get("version") and not isinstance(relation, sources.Table):\n',
+        "            if False:\n",
+        (_PLANNER + "test_a_query_is_refused_at_its_place",),
+    ),
+    Mutant(
+        "INTERSECT gives the rows that EXCEPT gives",
+        "aioflow/sql/rewriting.py",
+        "exp.GT if isinstance(node, exp.Intersect) else exp.EQ",
+        "exp.EQ",
+        (_CLAUSES,),
+    ),
+    Mutant(
+        "a rank counts rows where it should count their orders",
+        "aioflow/sql/ranking.py",
+        "rank + 1 if self.dense else rows + 1",
+        "rows + 1",
+        (_CLAUSES,),
+    ),
+    Mutant(
+        "rows of one order have different ranks",
+        "aioflow/sql/ranking.py",
+        "        if order != last:\n",
+        "        if True:\n",
+        (_CLAUSES,),
+    ),
+    Mutant(
+        "a definition of WINDOW replaces what OVER says itself",
+        "aioflow/sql/rewriting.py",
+        "if base.args.get(part) and not over.args.get(part):",
+        "if True:",
+        (_CLAUSES,),
+    ),
+    Mutant(
+        "GROUPING counts the keys that are there",
+        "aioflow/sql/rewriting.py",
+        "bits = 2 * bits + (key in absent)",
+        "bits = 2 * bits + (key in given)",
+        (_CLAUSES,),
+    ),
     Mutant(
         "an assigner of one's own gets the side of a join beside the element",
         "aioflow/operators/join/joins.py",

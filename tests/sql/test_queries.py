@@ -60,6 +60,10 @@ QUERIES = [
     "AS (PARTITION BY s), v AS (w ORDER BY ts, id), u AS (w ORDER BY ts)",
     "SELECT x.id FROM x WINDOW w AS (PARTITION BY i ORDER BY n DESC, id) "
     "QUALIFY ROW_NUMBER() OVER w <= 2",
+    "SELECT id, RANK() OVER w AS r, DENSE_RANK() OVER w AS d FROM x WINDOW w AS (PARTITION BY b "
+    "ORDER BY ts)",
+    "SELECT id, FIRST_VALUE(i IGNORE NULLS) OVER w AS f, LAST_VALUE(i) OVER (w ROWS 2 PRECEDING) "
+    "AS l FROM x WINDOW w AS (PARTITION BY s ORDER BY ts, id)",
 ]
 """Queries with the clauses that other clauses express."""
 
