@@ -1,21 +1,21 @@
 """Concurrent calls: `map`, `filter` and `flat_map` with coroutines, or with blocking functions in
 threads.
 
-The design follows Flink's AsyncWaitOperator, but `process_batch` never waits: `room` is the number
-of elements that the queue still accepts, and the rest of a batch stays in the chain. A `CallPool`
-runs the calls. A mail emits the results of all completed calls as one batch.
+The design follows Flink's AsyncWaitOperator, but `process_batch` never waits. `room` returns the
+number of elements that the queue still accepts; the rest of a batch stays in the chain. A
+`CallPool` runs the calls. A mail emits the results of all completed calls as one batch.
 
-Invariants: at most `concurrency` calls run. The queue holds at most `concurrency` elements, and as
-many more as complete between two mails, so that no worker waits for the chain. The emitted
-watermark is never above the watermark that was current when the oldest element of the queue
-arrived. Every checkpoint contains the elements whose results were not emitted yet; the function is
-called for them again after a restore.
+Invariants: at most `concurrency` calls run. The queue holds up to `concurrency` elements, and in
+addition the elements whose calls complete between two mails, so that no worker waits for the chain.
+The emitted watermark is never above the watermark that was current when the oldest element of the
+queue arrived. Every checkpoint contains the elements whose results were not emitted yet; the
+function is called for them again after a restore.
 
-Queues of elements with pending results decide the order in which results are emitted. An ordered
-queue emits results in the order of input. An unordered queue emits them in the order of completion,
-but only within an epoch: the elements that arrived at the same watermark. No element overtakes a
-watermark, and no watermark overtakes an element before it. After Flink's StreamElementQueue. The
-queues do no I/O and read no clock.
+The queue of the elements with pending results decides the order in which results are emitted. An
+ordered queue emits results in the order of input. An unordered queue emits them in the order of
+completion, but only within an epoch: the elements that arrived at the same watermark. No element
+overtakes a watermark, and no watermark overtakes an element before it. After Flink's
+StreamElementQueue. The queues do no I/O and read no clock.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
 
 
 class Failure(NamedTuple):
-    """An element whose call failed, with the watermark that was in force before it."""
+    """An element whose call failed, its time, the watermark before it, and the error."""
 
     value: Any
     timestamp: int | None
@@ -69,8 +69,9 @@ class Failure(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Results in the order in which they are emitted, each with the time of its element and the
-    watermark before this element. A result of `filter` or `flat_map` is a sequence of elements.
+    """Results in the order in which they are emitted, each with the timestamp of its element and
+    the watermark that was in force before this element. A result of `filter` or `flat_map` is a
+    sequence of elements.
     """
 
     results: list[Any]
@@ -90,19 +91,22 @@ class CompletionQueue(Calls, Protocol):
     def add(
         self, values: Sequence[Any], timestamps: Iterable[int | None], marks: Sequence[int]
     ) -> range:
-        """Adds the next elements of the input, each with its time and the watermark before it.
+        """Adds the next elements of the input, each with its timestamp and the watermark in force
+        before it (`marks`).
 
-        Returns their numbers.
+        Returns the numbers of the added elements.
         """
 
     def complete(self, numbers: Sequence[int]) -> None:
-        """Marks elements as completed, in the order of their completion.
+        """Marks the elements with these numbers, in the order of completion, as completed.
 
-        Their results are in `results`, or their errors in `errors`.
+        The attributes `results` and `errors` contain their results or errors.
         """
 
     def take(self) -> Taken | None:
-        """Removes and returns all results that may be emitted now, None if there are none."""
+        """Removes and returns all results that may be emitted now. Returns None if there are
+        none.
+        """
 
     def elements(self) -> Iterable[tuple[Any, int | None, int]]:
         """Returns all queued elements with their times and watermarks, in the order of input."""
@@ -286,7 +290,10 @@ class UnorderedQueue:
 
 
 def _divided(taken: Taken, values: Sequence[Any], errors: Sequence[Exception | None]) -> Taken:
-    """Returns `taken`, in which elements with an error became failures instead of results."""
+    """Returns `taken` with a `Failure` in place of the result of each element that has an error.
+
+    `values` and `errors` are parallel to the results in `taken`.
+    """
     good = [i for i, error in enumerate(errors) if error is None]
     failures = [
         Failure(value, timestamp, mark, error)
@@ -307,23 +314,24 @@ ASYNC_CONCURRENCY = 64
 """Default number of calls in flight."""
 
 BLOCKING_CONCURRENCY = 8
-"""Default number of calls in flight for blocking functions: each occupies a thread."""
+"""Default number of calls in flight for blocking functions, each of which occupies a thread."""
 
 AHEAD_MAX = 4096
 """Maximum number of elements in the queue beyond `concurrency`.
 
-Without these elements, a worker would wait for the chain after each call, and each turn of the
-event loop would emit its own batch of results.
+With fewer, workers would wait for the chain after each call, and each turn of the event loop would
+emit its own batch of results.
 """
 
 KEPT_MAX = 65_536
-"""Maximum length of the queue when a checkpoint moves all input into it, beyond its room."""
+"""Queue length up to which a checkpoint moves waiting input into the queue, regardless of `room`.
+"""
 
 IN_FLIGHT: ListStateDescriptor[Any] = ListStateDescriptor("async-in-flight")
 """Operator state of the elements whose results were not emitted yet.
 
-Each is (value, timestamp, watermark in force, number of subtasks). Earlier versions left out the
-last two.
+Each entry is (value, timestamp, watermark in force, number of subtasks). Entries of earlier
+versions lack the last two items.
 """
 
 
@@ -331,9 +339,9 @@ class AsyncWaitOperator(Operator):
     """An operator that calls one coroutine function (or, with `blocking`, one plain function in a
     thread) for each element.
 
-    `timeout_s` limits all tries of one element together. After the timeout `on_timeout(element)`
-    returns the result; without it TimeoutError is raised. An error goes to the side output
-    `on_error` as `Failed`, or fails the task.
+    `timeout_s` limits all tries of one element together. After the timeout the result is that of
+    `on_timeout(element)`; without `on_timeout`, the call fails with TimeoutError. A failed call
+    sends a `Failed` to the side output `on_error`, or fails the task if `on_error` is None.
     """
 
     def __init__(
@@ -451,7 +459,9 @@ class AsyncWaitOperator(Operator):
     # Calls.
 
     def _function(self) -> Callable[[Any], Awaitable[Any]]:
-        """Returns the function that makes all tries for one element, and checks its result."""
+        """Returns the coroutine function that makes all tries for one element and checks the
+        result.
+        """
         call = self._call if self._deadlines is None else self._call_in_time
         if self._kind is StatelessKind.MAP:
             return call
@@ -608,7 +618,7 @@ class AsyncWaitOperator(Operator):
 class AsyncSinkOperator(AsyncWaitOperator):
     """The operator that awaits the coroutine function of a sink, for one element at a time.
 
-    Elements that the function has not accepted yet are part of a checkpoint.
+    Checkpoints contain the elements whose call has not completed yet.
     """
 
     def __init__(self, function: Any) -> None:
@@ -630,7 +640,7 @@ class GuardedRowsOperator(Operator):
     side output.
 
     The results of the failing call are dropped; other elements continue. Directly after `key_by` a
-    function class has keyed state here, too; state that a call wrote before it failed stays.
+    function class can use keyed state. State that a call wrote before it failed is not rolled back.
     """
 
     slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
@@ -693,7 +703,9 @@ class GuardedRowsOperator(Operator):
         return batch.select([i for i in range(len(batch.values)) if i not in gone], out)
 
     def _with_keys(self, batch: RecordBatch) -> Iterator[tuple[int, Any]]:
-        """Yields the records of `batch` and their indices, each with its key set."""
+        """Yields (index, record) for each record of `batch`, with the current key set to its
+        key.
+        """
         keys, keyed = batch.keys, self.ctx.keyed_state
         assert keys is not None
         for row, key in zip(enumerate(batch.values), keys, strict=True):
@@ -740,5 +752,7 @@ def make_async_wait(kind: StatelessKind, function: Any, settings: dict[str, Any]
 
 
 def make_guarded_rows(kind: StatelessKind, function: Any, on_error: Any) -> Operator:
-    """Returns the operator for one subtask that passes errors of `function` to `on_error`."""
+    """Returns the operator for one subtask that sends errors of `function` to the side output
+    `on_error`.
+    """
     return GuardedRowsOperator(kind, fresh(function), on_error)

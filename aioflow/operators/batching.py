@@ -1,9 +1,9 @@
-"""Operators that limit numbers of elements: `map_batches` collects elements for one call, and
+"""Operators that collect or delay elements: `map_batches` collects elements for one call, and
 `throttle` limits the rate of elements.
 
-Both hold few elements. A list for `map_batches` is limited by its size and by the waiting time of
-its first element. A throttle holds no elements: the chain keeps the elements that do not pass yet.
-Neither operator lets the watermark overtake an element that waits.
+`map_batches` calls its function when its list has the maximum size, or when the first element of
+the list has waited long enough. A throttle holds no elements: the chain keeps the elements that do
+not pass yet. Neither operator lets the watermark overtake an element that waits.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ __all__ = ["MapBatchesOperator", "ThrottleOperator"]
 GATHERED: ListStateDescriptor[Any] = ListStateDescriptor("map-batches-gathered")
 """Operator state of the elements whose results were not emitted yet.
 
-Each is (value, timestamp, watermark in force, number of subtasks). Earlier versions left out the
-last two.
+Each entry is (value, timestamp, watermark in force, number of subtasks). Entries of earlier
+versions lack the last two items.
 """
 
 
 class _Gathered:
-    """The collected elements in order, each with the watermark that was in force before it."""
+    """The collected elements in order, each with its timestamp and the watermark in force before
+    it.
+    """
 
     __slots__ = ("marks", "stamps", "values")
 
@@ -72,10 +74,10 @@ class MapBatchesOperator(Operator):
     """An operator that calls `function` with lists of up to `max_size` elements. The function
     returns one result for each element, in order.
 
-    The first element of a list waits for at most `max_wait`. With None, only elements that arrive
-    together form a list. A plain function runs inline, or with `blocking` in a thread; an `async
-    def` is awaited. A call in a thread or a coroutine runs while the next list is collected; there
-    is at most one such call.
+    The first element of a list waits for at most `max_wait`. If `max_wait` is None, only elements
+    that arrive together form a list. A plain function runs inline, or with `blocking` in a thread;
+    an `async def` is awaited. A call in a thread or a coroutine runs while the next list is
+    collected; there is at most one such call.
     """
 
     slow_remedy = CHEAPER_ASYNC_OR_BLOCKING
@@ -169,16 +171,14 @@ class MapBatchesOperator(Operator):
 
     @property
     def has_pending(self) -> bool:
-        """Whether the input has stopped, and elements wait for a call that can begin now."""
+        """Whether the input has stopped, and elements wait for a call that could begin now."""
         return self._is_ending and self._in_flight is None and bool(self._gathered.values)
 
     def resume(self, max_records: int) -> RecordBatch:
         return self._go_on()
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        """Writes the elements without a result to state, because their results will come after the
-        barrier.
-        """
+        """Writes to state the elements whose results will be emitted after the barrier."""
         held = [part for part in (self._in_flight, self._gathered) if part is not None]
         former = repeat(self.ctx.runtime.parallelism)
         elements = [
@@ -225,7 +225,7 @@ class MapBatchesOperator(Operator):
         return rows.batch(before, self._reached())
 
     def _on_wait_over(self, timestamp_ms: int) -> None:
-        """Handles the end of the waiting time of the first element. Runs as mail."""
+        """Handles that the first element of the list has waited for `max_wait`. Runs as mail."""
         self._timer = None
         self._is_due = True
         self._emit(self._go_on())
@@ -371,9 +371,9 @@ class ThrottleOperator(Operator):
         return self.ctx.host.clock.monotonic() * 1000
 
     def _on_time(self, timestamp_ms: int) -> None:
-        """Wakes the chain, because the next elements may be allowed to pass. Runs as mail.
+        """Wakes the chain, because the next elements may pass now. Runs as mail.
 
-        The chain checks whether they are, and otherwise waits again.
+        The chain calls `room` again, and waits again if it is still 0.
         """
         self._timer = None
         self.availability.set_available()

@@ -5,17 +5,17 @@ task, and a call that suspends continues in the task of its worker. Two running 
 task, so user code always sees a task of its own. So `asyncio.timeout`, task groups and cancel
 scopes work as usual.
 
-A worker ends after a call that changed a context variable, or cancelled its task: the next call
-gets a new worker. The next call in a worker can see only data that user code stored under the task
-itself.
+A worker ends after a call that changed a context variable or cancelled the worker's task, so that
+the next call gets a new worker. A later call in the same worker can see only data that user code
+stored under the task object itself.
 
-Few workers start: each wakes two others if calls wait, before it makes its own call. So the first
-worker makes all calls that never suspend, and calls that suspend begin within a few turns of the
-event loop. A worker whose calls do not suspend yields to the loop after `SLICE_NS`. Workers end
-when no call is left.
+No more workers start than are needed: each worker wakes two others if calls wait, before it makes
+its own call. So the first worker makes all calls that never suspend, and calls that suspend begin
+within a few turns of the event loop. A worker whose calls do not suspend yields to the loop after
+`SLICE_NS`. Workers end when no call is left.
 
-A `Retry` says how often a call is tried, how long it waits, and after which errors. It is pure
-data; `timeout=` bounds all tries together.
+A `Retry` says how often a call is tried, how long it waits, and after which errors. A `Retry` is
+pure data; `timeout=` bounds all tries together.
 """
 
 from __future__ import annotations
@@ -40,20 +40,22 @@ if TYPE_CHECKING:
 __all__ = ["GATHER_TURNS", "CallPool", "Calls", "Deadlines", "Retry"]
 
 SLICE_NS = 2_000_000
-"""Time after which workers yield to the event loop."""
+"""Time in nanoseconds after which workers yield to the event loop."""
 
 
 GATHER_TURNS = 8
-"""Maximum number of turns of the loop in which results gather, while more calls wait."""
+"""Maximum number of loop turns for which results are gathered into one batch while calls wait."""
 
 
 class Calls(Protocol):
-    """The calls of a pool by number: the element of each, and its result or error."""
+    """The calls of a pool: the element of each call, and its result or error, by the number of the
+    call.
+    """
 
     base: int
     """The number of the call at index 0 of `values` and `results`."""
     values: Any
-    """The elements: a list, or a dict by number."""
+    """The elements of the calls, as a list or as a dict by the number of the call."""
     results: Any
     errors: dict[int, Exception]
     """The errors that user code raised, by the number of the call."""
@@ -62,9 +64,9 @@ class Calls(Protocol):
 class CallPool:
     """Makes at most `size` calls at once.
 
-    `function(value)` is awaited for each of `calls`. `on_ended()` is called when calls have ended;
-    `take_ended` returns them. `place_of(value)` describes the call for errors that end the process,
-    such as SystemExit.
+    Awaits `function(value)` for the value of each of `calls`. `on_ended()` is called when calls
+    have ended; `take_ended` returns those calls. `place_of(value)` returns text for a note on an
+    error that ends the process, such as SystemExit.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class CallPool:
         place_of: Callable[[Any], str],
     ) -> None:
         self.waiting: deque[int] = deque()
-        """Calls that have not begun, in the order in which they begin."""
+        """Numbers of the calls that have not begun, in the order in which they will begin."""
         self._ctx = ctx
         self._calls = calls
         self._function = function
@@ -102,7 +104,7 @@ class CallPool:
         """Number of workers that were started or woken and will run soon."""
         self._idle: list[asyncio.Future[None]] = []
         self._last: asyncio.Task[Any] | None = None
-        """The worker whose call ended last."""
+        """The task of the worker whose call ended last."""
 
     @property
     def running(self) -> int:
@@ -110,8 +112,8 @@ class CallPool:
         return self._workers - self._woken - len(self._idle)
 
     def take_ended(self) -> tuple[int, list[int]]:
-        """Returns (turns, calls): the calls that have ended since the last `take_ended`, in the
-        order of their ends, and the number of loop turns in which they ended.
+        """Returns (turns, calls): the number of loop turns since the last `take_ended` in which
+        calls ended, and the numbers of these calls, in the order in which they ended.
         """
         ended, turns = self._ended.copy(), self._turns
         self._ended.clear()
@@ -119,12 +121,14 @@ class CallPool:
         return turns, ended
 
     def start(self) -> None:
-        """Begins the calls in `waiting` soon, as far as there are workers."""
+        """Starts or wakes workers for the calls in `waiting`, if there are any."""
         if self.waiting and not self._woken:
             self._wake()
 
     def _first_ended(self) -> None:
-        """Calls `on_ended` because a call has ended: at once, or later if other calls wait."""
+        """Calls `on_ended` for the first call that has ended: at once, or later if other calls
+        wait.
+        """
         if self.waiting:
             self._gathered = 0
             self._gather_ends_ns = self._perf_ns() + SLICE_NS
@@ -133,10 +137,11 @@ class CallPool:
             self._on_ended()
 
     def _gather(self) -> None:
-        """Calls `on_ended`, but waits another turn of the loop while more calls end in each turn.
+        """Calls `on_ended`, unless more calls have ended in this turn: then looks again in the next
+        turn.
 
-        A result costs far less in a batch. There are always waiting calls for the workers
-        meanwhile.
+        Emitting results together costs far less. Gathers only while enough calls wait to keep the
+        workers busy.
         """
         new = len(self._ended) - self._gathered
         if (
@@ -155,7 +160,7 @@ class CallPool:
                 pass  # The task has ended in this turn.
 
     def _wake(self) -> None:
-        """Wakes or starts a worker, if there is one left."""
+        """Wakes an idle worker, or starts one if fewer than `size` workers exist."""
         while self._idle:
             idle = self._idle.pop()
             if not idle.done():
@@ -169,9 +174,11 @@ class CallPool:
             self._woken += 1
 
     async def _work(self, context: Context) -> None:
-        """Makes calls until the task ends, or a call has changed the context or the task.
+        """The loop of one worker: makes calls until none is left for it, or until it must be
+        replaced.
 
-        Raises the cancellation of the engine, SystemExit and KeyboardInterrupt.
+        A worker is replaced if a call has changed the context or cancelled the task. Raises the
+        cancellation of the engine, SystemExit and KeyboardInterrupt.
         """
         task = asyncio.current_task()
         assert task is not None, "a worker is a task"
@@ -239,7 +246,7 @@ class CallPool:
                 return
 
     def _dismiss(self) -> None:
-        """Ends idle workers: nothing runs or waits, so no task is left behind."""
+        """Ends the idle workers, because no call runs or waits."""
         idle, self._idle = self._idle, []
         for future in idle:
             if not future.done():
@@ -247,16 +254,16 @@ class CallPool:
                 self._woken += 1
 
     def _retire(self) -> None:
-        """Removes this worker, and starts another one if calls wait."""
+        """Removes this worker from the pool, and starts another one if calls wait."""
         self._workers -= 1
         if not is_asked_to_end(asyncio.current_task()):
             self.start()
 
 
 async def _undisturbed(awaitable: Awaitable[Any]) -> bool:
-    """Awaits `awaitable` between two calls. Returns False if a former call cancelled the task.
+    """Awaits `awaitable` between two calls. Returns False if an earlier call cancelled the task.
 
-    Raises the cancellation of the engine.
+    Raises CancelledError if the engine has cancelled the task.
     """
     try:
         await awaitable
@@ -291,17 +298,18 @@ class Deadlines:
         self._open: dict[_Deadline, None] = {}
         """Deadlines of the running calls, earliest first."""
         self._over: set[asyncio.Task[Any]] = set()
-        """Tasks of the calls that have been cancelled and have not ended yet."""
+        """Tasks whose call has been cancelled because its time was over, and has not ended yet."""
         self._timer: asyncio.Handle | None = None
         self._due = 0.0
-        """Time at which the timer is due. uvloop's handle of a timer that is due at once has no
-        time.
+        """Loop time at which the timer is due. It is kept here because uvloop's handle lacks this
+        time if the timer is due at once.
         """
 
     async def limit(self, call: Awaitable[Any]) -> tuple[bool, Any]:
-        """Awaits `call`. Returns (True, result) if it ended in time, (False, None) if it did not.
+        """Awaits `call`. Returns (True, result) if the call ended in time, otherwise (False, None).
 
-        A call that ignored its cancellation is too late as well. Raises the errors of the call.
+        A call that ignores its cancellation and returns later is too late as well. Raises the
+        errors of the call.
         """
         task = asyncio.current_task()
         assert task is not None, "calls run in tasks"
@@ -351,7 +359,7 @@ class Deadlines:
         self._over.discard(deadline.task)
 
     def _expire(self) -> None:
-        """Cancels the calls whose time is over, and waits for the next one."""
+        """Cancels the calls whose time is over, and sets the timer for the next deadline."""
         # A timer may fire early by the resolution of the clock.
         now = max(self._due, self._loop.time())
         self._timer = None

@@ -2,10 +2,10 @@
 
     writer, N subtasks --committables--> committer, 1 subtask
 
-A writer prepares at the barrier, and sends its committables ahead of the barrier. So the
-committer has all committables of checkpoint n when the barriers of n have come. The committer is a
-sink of committables: its state in n holds them, and the completion of n commits them. A writer
-without records sends nothing, and a checkpoint without committables is not committed.
+A writer prepares at the barrier, and sends its committables ahead of the barrier. So the committer
+has all committables of checkpoint n when it has received all barriers of n. The committer is a sink
+of committables: its state in checkpoint n contains them, and it commits them when n is complete. A
+writer without records sends nothing, and a checkpoint without committables is not committed.
 
 At the end of the input, and when the job is stopped, a writer sends its remaining committables as
 its last records. The last checkpoint commits them. Without checkpoints, they are committed at the
@@ -16,7 +16,7 @@ would be committed only with the next one.
 
 Checkpoints that complete during a commit are committed together by the next call. So a commit that
 takes longer than a checkpoint delays data, but commits do not pile up. Each checkpoint keeps its
-id: after a restore, the first of them may be committed already while the others are not.
+id: after a restore, some of them may be committed already and others not.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class SinkWriterOperator(SinkOperator):
         return True
 
     def initialize_state(self) -> None:
-        """Does nothing: the committer is in another task."""
+        """Does nothing: the state with committables belongs to the committer, which is another
+        task.
+        """
 
     def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> Awaitable[RecordBatch]:
         return self._prepared_batch(checkpoint_id)
@@ -63,7 +65,9 @@ class SinkWriterOperator(SinkOperator):
         return RecordBatch(await self._prepare_writes(checkpoint_id))
 
     async def _prepare(self, checkpoint_id: int) -> None:
-        """Snapshots the writer, whose committables are sent already."""
+        """Snapshots the writer. Its committables are not part of the state, because they have been
+        sent.
+        """
         await self._snapshot_writer()
         self.ctx.operator_state.get_union_list_state(PREPARED).update([checkpoint_id])
 
@@ -106,8 +110,9 @@ class CommittablesSink(BaseSink[Any]):
 
 
 class _Gatherer(BaseWriter[Any]):
-    """Gathers the committables of a checkpoint. It prepares one committable: (run, checkpoint,
-    committables of the writers).
+    """Gathers the committables that all writers sent for a checkpoint.
+
+    Prepares one committable from them: [run, checkpoint, committables of the writers].
     """
 
     def __init__(self, run: str) -> None:
@@ -126,7 +131,7 @@ class _Gatherer(BaseWriter[Any]):
 
 
 class _CommittingOnce(BaseCommitter):
-    """Calls the global committer, once for all checkpoints of a run."""
+    """Calls the global committer once per run, with all given checkpoints of that run."""
 
     def __init__(self, sink: str, committer: GlobalCommitter) -> None:
         self._sink = sink

@@ -1,18 +1,19 @@
 """Extracts the body of a small user function as source, for the loops that are generated around it.
 
 Half of the cost of `lambda e: e.user` for a record is the call. `body_of` returns the body of such
-a function as source over any variable. The body must be one expression of operators, fields, items,
-constants and displays of its only parameter, without calls, other names or branches. So the result
-depends on the record alone, and only operators of its values are run.
+a function as source text, in which any variable can take the place of the parameter. The body must
+be one expression of operators, fields, items, constants and displays of its only parameter, without
+calls, other names or branches. So the result depends on the record alone, and the body runs no code
+except the operators of the record's values.
 
 The source is decompiled from the bytecode, with a table of the instructions of Python 3.11 to 3.15.
 It is used only if compiling it results in exactly those instructions and constants. So a function
 that this interpreter compiles in an unexpected way is called as before. No other code depends on
-the version of the interpreter. `why_off` tells whether the interpreter's version, or a tool, keeps
-all bodies from being inlined.
+the version of the interpreter. `why_off` returns the reason if the interpreter's version, or a
+tool, prevents all inlining.
 
 No body is inlined if a debugger, a profiler or a coverage tool is active when the loop is made. The
-tool would not see the function. When a loop fails in an inlined body, the function itself is called
+tool would not notice the calls. When a loop fails in an inlined body, the function itself is called
 (`failure_of`, `call_again`), so that its own frame is in the traceback.
 """
 
@@ -31,7 +32,9 @@ import msgspec
 __all__ = ["Body", "as_getter", "body_of", "call_again", "failure_of", "why_off"]
 
 INSTRUCTIONS_MAX = 60
-"""Maximum number of instructions; in longer functions the call is a small part of the cost."""
+"""Maximum number of instructions of a function whose body is inlined. In longer functions the call
+is a small part of the cost.
+"""
 
 TOOLS = 6
 """Maximum number of simultaneous tools of `sys.monitoring`."""
@@ -47,13 +50,14 @@ _CONSTANTS = (int, float, str, bytes, bool, type(None), tuple)
 class Body(msgspec.Struct, frozen=True):
     """The body of a function as an expression over one variable.
 
-    `over("v")` returns its source, with parentheses if they are needed.
+    `over("v")` returns the source text of the expression over variable `v`, in parentheses if
+    needed.
     """
 
     pieces: tuple[str, ...]
-    """The text between the occurrences of the variable."""
+    """Pieces of the source text; the variable stands between each two of them."""
     members: tuple[Body, ...] | None = None
-    """The elements, if the body is a tuple or list display."""
+    """The element expressions if the body is a tuple or list display, otherwise None."""
 
     def over(self, name: str) -> str:
         return name.join(self.pieces)
@@ -81,7 +85,7 @@ def body_of(function: Any) -> Body | None:
 def as_getter(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns `function`, or an equivalent function in C if there is one.
 
-    With `map`, a Python function costs a frame for each element.
+    A Python function that `map` calls would cost a frame for each element.
     """
     body = body_of(function)
     if body is None or type(function) is not FunctionType:
@@ -135,7 +139,7 @@ def _simple(x: Any) -> Any:
 def _is_watched() -> bool:
     """Returns whether a tool observes function calls.
 
-    From Python 3.12 on it may use `sys.monitoring`.
+    From Python 3.12 on, such a tool may use `sys.monitoring`.
     """
     if sys.gettrace() is not None or sys.getprofile() is not None:
         return True
@@ -217,7 +221,9 @@ def _build(stack: list[Body], instruction: dis.Instruction) -> Body | None:
 
 
 def _keep(stack: list[Body], _instruction: dis.Instruction) -> Body | None:
-    """Skips a conversion to bool: the `not` that follows tests the truth of any value."""
+    """Keeps the operand of a conversion to bool. The `not` that follows tests the truth of any
+    value.
+    """
     return stack.pop() if stack else None
 
 
@@ -249,7 +255,9 @@ def _test_membership(stack: list[Body], instruction: dis.Instruction) -> Body | 
 
 
 def _infix(stack: list[Body], sign: str) -> Body | None:
-    """Returns the two expressions on top of `stack`, with `sign` between them."""
+    """Takes the two top expressions from `stack` and returns them as one, with `sign` between
+    them.
+    """
     if len(stack) < 2:
         return None
     right = stack.pop()
@@ -276,7 +284,8 @@ _STEPS: dict[str, Callable[[list[Body], dis.Instruction], Body | None]] = {
     "TO_BOOL": _keep,  # 3.13
     **dict.fromkeys(_UNARY, _apply_unary),
 }
-"""For each instruction, the step that takes operands from the stack and returns the result.
+"""Maps each instruction to its step: a function that takes operands from the stack and returns the
+resulting expression.
 
 A comment names the Python version that introduced an instruction, if this is later than 3.11. A
 step returns None for a form that is not inlined. An instruction without a step is not inlined
@@ -319,7 +328,8 @@ def _same(code: CodeType, body: Body, parameter: str) -> bool:
 def _instructions(code: CodeType) -> list[tuple[object, ...]]:
     """Returns the instructions of `code`, with constants by value instead of by number.
 
-    The numbers depend on constants that Python computed and left unused, as 2 in `x + 2 * 3`.
+    The numbers also depend on unused constants, such as the 2 in `x + 2 * 3`, which Python computes
+    as `x + 6`.
     """
     return [
         (

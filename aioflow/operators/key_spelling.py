@@ -25,20 +25,20 @@ _ONE_SPELLING = frozenset((str, bytes, int, bool))
 
 
 SEVERAL: ListStateDescriptor[bool] = ListStateDescriptor("several-key-spellings")
-"""Operator state: has an element for each subtask whose keys may have several spellings.
+"""Operator state that is not empty if keys of any subtask may have several spellings.
 
-Only str, bytes and int have one spelling.
+Keys have one spelling if all of them are str, bytes or int.
 """
 
 REMEMBERED_MAX = 100_000
-"""Number of remembered keys from which on keys that are not in state are forgotten.
+"""Number of remembered spellings above which those of keys that are not in state are forgotten.
 
-If state last held more than half as many keys, the limit is twice the number of those keys.
+The limit is higher if the state is large: twice the number of its keys when it was last read.
 """
 
 
 class KeySpelling:
-    """Replaces each key by the form in which it first occurred."""
+    """Replaces each key by the spelling in which it first occurred."""
 
     __slots__ = ("_first", "_remembered_max", "_several", "_types")
 
@@ -56,13 +56,15 @@ class KeySpelling:
             self._types.update((str, bytes, int))
 
     def snapshot_state(self) -> None:
-        """Records in the checkpoint whether keys may have several spellings. Called after
-        `restore`.
+        """Records in the checkpoint whether keys may have several spellings. `restore` must come
+        first.
         """
         self._several.update([True] if self._first is not None or bool in self._types else [])
 
     def is_one(self, keys: Iterable[Any]) -> bool:
-        """Returns whether every key so far, `keys` included, is in its first spelling."""
+        """Returns whether the types of all keys so far, `keys` included, allow only one spelling of
+        each key.
+        """
         types = self._types
         types.update(map(type, keys))
         return (
@@ -72,7 +74,7 @@ class KeySpelling:
     def shown(self, keys: list[Any], known: Iterable[Any]) -> list[Any]:
         """Returns `keys`, each in its first spelling.
 
-        `known` yields the keys of all earlier batches, as state holds them.
+        `known` yields the keys that state holds, in the spelling to show.
         """
         first = self._first
         if first is None:
@@ -99,7 +101,7 @@ class KeySpelling:
         return [spell(key, key) for key in keys]
 
     def _remember(self, known: Iterable[Any]) -> dict[Any, Any]:
-        """Begins to remember spellings. `known` yields the keys so far, in the spelling to show."""
+        """Remembers the spellings that `known` yields, and forgets all others."""
         first = self._first = {key: key for key in known}
         self._remembered_max = max(REMEMBERED_MAX, 2 * len(first))
         return first

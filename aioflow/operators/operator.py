@@ -1,21 +1,20 @@
 """The contract between an operator and the chain that drives it.
 
 An operator gets a batch and returns a batch, synchronously. It never calls the next operator and
-never waits; the chain passes batches on. Three things may happen outside of that call, and all of
-them use the `OperatorContext`:
+never waits; the chain passes batches on. Three things go other ways:
 
 * later results (of async calls, or processing-time timers) arrive as mail and are passed to
   `ctx.emit`;
-* side outputs go by tag to the task's output through `ctx.side_output`;
+* records for side outputs go to the output of the task through `ctx.side_output(tag, ...)`;
 * an operator that cannot accept more for now lowers `room()`; the chain keeps the rest of the batch
   and waits on `availability`.
 
 The life cycle (after Flink) is `setup -> initialize_state -> open -> (process_batch |
-process_input)* -> end_input -> finish -> end_of_data -> close`. A job that is stopped has
-`input_stopped` in place of `end_input -> finish`. `initialize_state` and `open` run from the tail
-of a chain to its head, `finish` from head to tail, `close` and `snapshot_state` from tail to head.
-`close` is called exactly once after `setup`, also after an error; `finish` only at a normal end,
-`end_of_data` also when the job is stopped.
+process_input)* -> end_input -> finish -> end_of_data -> close`. When the job is stopped,
+`input_stopped` is called in place of `end_input -> finish`. `initialize_state` and `open` run from
+the tail of a chain to its head, `finish` from head to tail, `close` and `snapshot_state` from tail
+to head. `close` is called exactly once after `setup`, also after an error; `finish` only at a
+normal end, `end_of_data` also when the job is stopped.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ UNBOUNDED_ROOM = 1 << 30
 
 CHEAPER_OR_ASYNC = "make it cheaper, or async"
 CHEAPER_ASYNC_OR_BLOCKING = "make it cheaper, async, or blocking=True"
-"""Part of `slow_remedy` for functions that may be `async def` or run in a thread."""
+"""Text of `slow_remedy` for operators whose functions may be `async def` or run in a thread."""
 
 
 class ProcessingTimeTimer(Protocol):
@@ -86,7 +85,9 @@ class OperatorContext(Protocol):
 
     @property
     def job_id(self) -> str:
-        """The id of this run; attempts are numbered within it."""
+        """The id of this run of the flow. Restarts of the run keep the id; they are numbered as
+        attempts.
+        """
 
     @property
     def restored_checkpoint(self) -> int | None:
@@ -113,13 +114,17 @@ class OperatorContext(Protocol):
 
     @property
     def checkpointing(self) -> bool:
-        """Whether completed checkpoints commit the data that a sink prepared. Otherwise a writer
-        makes its data visible itself.
+        """Whether the job takes checkpoints, whose completion commits the data that a sink
+        prepared.
+
+        Without checkpoints a sink makes its data visible by itself.
         """
 
     @property
     def debug(self) -> bool:
-        """Whether the task checks for mutations of shared values."""
+        """Whether the task runs in debug mode, which detects functions that change a shared
+        value.
+        """
 
     def timer_service(
         self,
@@ -127,9 +132,9 @@ class OperatorContext(Protocol):
         on_event_time: Callable[[int, Any, Any], None],
         on_processing_time: Callable[[int, Any, Any], None],
     ) -> InternalTimerService:
-        """Returns keyed timers of this operator, restored with its state.
+        """Returns the keyed timers of this operator under `name`, restored with its state.
 
-        Callbacks get (timestamp, key, namespace).
+        A due timer calls one of the callbacks with (timestamp, key, namespace).
         """
 
     def register_processing_timer(
@@ -140,7 +145,7 @@ class OperatorContext(Protocol):
         """
 
     def processing_time(self) -> int:
-        """Returns the wall clock in ms."""
+        """Returns the current processing time in ms since the epoch."""
 
     def emit(self, batch: RecordBatch) -> None:
         """Sends `batch` to the next operator.
@@ -160,7 +165,7 @@ class OperatorContext(Protocol):
         """Enqueues `action(*args)` as mail of this operator."""
 
     def emit_status(self, idle: bool) -> None:
-        """Tells downstream that this stream is idle, or active again.
+        """Announces to the operators downstream that this stream is idle, or active again.
 
         An idle stream does not hold the watermark back.
         """
@@ -171,9 +176,11 @@ class OperatorContext(Protocol):
         name: str,
         context: Context | None = None,
     ) -> asyncio.Task[None]:
-        """Runs `coroutine` in the task's group, in `context`, by default a copy of the current one.
+        """Runs `coroutine` in an asyncio task that belongs to this task, in `context`, by default a
+        copy of the current context.
 
-        The coroutine is cancelled with the task. An error of the coroutine fails the task.
+        The coroutine is cancelled when the task is cancelled. An error of the coroutine fails the
+        task.
         """
 
     async def resource(self, resource: Resource) -> Any:
@@ -184,12 +191,12 @@ class OperatorContext(Protocol):
 
 
 class Unprocessed(NamedTuple):
-    """The rest of a batch that an operator has begun to process."""
+    """The part of a batch that an operator has not processed yet, for a checkpoint."""
 
     input_index: int
     batch: RecordBatch
     watermark: int
-    """Watermark in front of the rest."""
+    """Watermark that is in force before the first record of the rest."""
 
     @classmethod
     def rest_of(
@@ -210,11 +217,11 @@ class Operator:
     reads_columns = False
     """Whether the operator uses column batches.
 
-    If it does not, it gets column batches in slices as small as those of rows.
+    Other operators get column batches in slices that are as small as slices of rows.
     """
 
     calls_functions = False
-    """Whether the operator calls user functions, whose duration is unknown, even if it reads
+    """Whether the operator calls user functions, whose duration is unknown, although it reads
     columns.
     """
 
@@ -236,13 +243,15 @@ class Operator:
         return False
 
     availability: Availability = AVAILABLE
-    """Set when `room()` becomes positive again, or when `busy` ends. The chain waits on it."""
+    """Event that the chain waits on: set when `room()` becomes positive again, or when `busy` ends.
+    """
 
     @property
     def changed_settings(self) -> str | None:
-        """Describes the settings that changed since the restored state was written, if it knows.
+        """Describes the settings that have changed since the restored state was written; None if
+        unknown.
 
-        This text is a part of the error message if the operator cannot continue with that state.
+        This text is part of the error message if the operator cannot use the restored state.
         """
         return None
 
@@ -261,9 +270,8 @@ class Operator:
     def process_batch(self, batch: RecordBatch) -> RecordBatch:
         """Returns the output records and the watermark for `batch`.
 
-        The output's watermark is never above the watermark up to which all work is done. Output
-        records that were due before a given input record carry the watermark that was in force
-        then.
+        The output's watermark is never above the watermark up to which all work is done. An output
+        record carries the watermark that was in force when it was due.
         """
         raise TypeError(f"{type(self).__name__} takes no single input")
 
@@ -271,7 +279,7 @@ class Operator:
         """Does the same as `process_batch` for input `index` (0-based) of an operator with several
         inputs.
 
-        The watermarks of `batch` are the operator's, that is, already the minimum over its inputs.
+        The watermarks of `batch` are already the minimum over all inputs of the operator.
         """
         if index != 0:
             raise TypeError(f"{type(self).__name__} has one input, got a batch for input {index}")
@@ -292,7 +300,9 @@ class Operator:
         return False
 
     def resume(self, max_records: int) -> RecordBatch:
-        """Continues the work that `has_pending` reports. Returns about `max_records` at most."""
+        """Continues the work that `has_pending` reports. Returns at most about `max_records`
+        records.
+        """
         return empty_batch()
 
     @property
@@ -306,14 +316,14 @@ class Operator:
     def unprocessed(self) -> Unprocessed | None:
         """Returns the rest of the input that `has_pending` reports.
 
-        A checkpoint stores this rest, so that it can be taken now. The call changes nothing. None
-        means that the state is consistent only after the work is done.
+        A checkpoint stores this rest, and so need not wait until the work is done. The call changes
+        nothing. Returns None if the state is consistent only after the work is done.
         """
         return None
 
     @property
     def calls(self) -> tuple[int, int, bool] | None:
-        """Number of concurrent calls, maximum number, and whether elements wait for a call to end.
+        """Number of running calls, maximum number, and whether elements wait for a call to end.
 
         None for an operator without concurrent calls.
         """
@@ -338,15 +348,15 @@ class Operator:
     def input_stopped(self) -> None:
         """Handles the end of the task's input: it has ended, or the job is stopped.
 
-        The only further elements are already in the chain, or are the last output of operators
-        before this one. An operator that waits for more elements stops waiting and reports its work
-        by `has_pending`.
+        Only elements that are already in the chain, and the last output of operators before this
+        one, still arrive. An operator that waits for more elements stops waiting, and `has_pending`
+        reports its work.
         """
 
     def end_of_data(self) -> None:
         """Handles the end of all data: the input ended (after `finish`), or the job is stopped.
 
-        Accepted elements must reach their destination; `busy` is true until then.
+        All accepted elements must now reach their destination; `busy` is true until they have.
         """
 
     def prepare_snapshot_pre_barrier(
@@ -354,7 +364,7 @@ class Operator:
     ) -> RecordBatch | Awaitable[RecordBatch]:
         """Returns output that precedes the barrier of the checkpoint that is about to be taken.
 
-        An awaitable is awaited in the owner of the mailbox, where no other work runs meanwhile.
+        If the result is an awaitable, the task awaits it; no other work of the task runs meanwhile.
         """
         return empty_batch()
 
@@ -364,10 +374,9 @@ class Operator:
         """
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        """Moves state that is held outside of the state backends into them, as a consistent view.
+        """Moves state that is held outside of the state backends into them, for a checkpoint.
 
-        User code may return an awaitable. The caller awaits it in the owner of the mailbox, where
-        no other work runs meanwhile.
+        If the result is an awaitable, the task awaits it; no other work of the task runs meanwhile.
         """
         return None
 

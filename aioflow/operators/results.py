@@ -1,28 +1,27 @@
-"""User functions and their results: one plain callable of each accepted form, checks of results,
-and work whose results exceed one slice.
+"""User functions and their results: converts each accepted form of a function to a plain callable,
+checks results, and emits in pieces if there are many.
 
 The accepted forms are a callable, an expression (which is compiled to a callable), and an instance
 of a `Function` class. The operator calls the method of that class, its `open` and its `close`.
 Parameters whose default is `use(resource)` are filled by the worker's resources.
 
 A user function that may emit any number of elements returns None, a generator, or any other
-iterable. Types that almost always are one element are refused: text, bytes, a dict, a NamedTuple.
-Python would iterate over them, and the mistake would show only later, for example as elements that
-are single characters.
+iterable. Types that nearly always are meant as one element are refused: text, bytes, a dict, a
+NamedTuple. Iterating over them would hide the mistake until later: a text, for example, would
+become elements of one character.
 
-`flush_in_slices` writes data that is held in front of the state backends into them, in slices. So
-the event loop keeps running during a large snapshot.
+Some operators hold data in front of the state backends. `flush_in_slices` writes such data into the
+backends in slices, so that the event loop keeps running during a large snapshot.
 
-Windows and joins may have to emit a million results at one instant of event time. They run in
-pieces, and each piece is a batch with its watermarks. They write their work as an iterator that
-yields, between two records or two timers, whenever `full` is true. The chain requests the next
-piece after it has passed this piece on. Work without results, such as windows whose function
-returns nothing, calls `tried`: it counts like a result, because a million of them would block the
-loop. The size of a piece follows from the measured cost: a window function may take a microsecond,
-or a millisecond.
+Windows and joins may have to emit a million results at one instant of event time. They emit them in
+pieces, each of which is a batch with its watermarks. Their work is an iterator that yields, between
+two records or two timers, whenever `full` is true. The chain requests the next piece after it has
+passed the last one on. Work without results, such as a window whose function returns nothing, calls
+`tried` and so counts like a result. Otherwise a million such windows would block the loop. The size
+of a piece depends on the measured cost of a result, which may be a microsecond or a millisecond.
 
-The watermark in the output never falls. While work is left it stays at the watermark of the last
-result, because the next results may still be due.
+The watermark in the output never falls. While work is left, it stays at the watermark of the last
+result, because the next result may have the same watermark.
 """
 
 from __future__ import annotations
@@ -63,22 +62,22 @@ __all__ = [
 ]
 
 PLAIN_RESULTS = frozenset((GeneratorType, list, tuple))
-"""Exact types that `elements_of` need not check."""
+"""Exact types of results that `elements_of` need not check."""
 
 _COUNTED = frozenset((list, tuple))
 """Exact types of results whose number is known in advance."""
 
 NONES_MAX = 100
-"""Number of results of a filter, all None, after which a warning is logged."""
+"""Number of None results of a filter, without any other result, after which a warning is logged."""
 
 _ONE_ELEMENT = (str, bytes, bytearray, memoryview, Mapping)
 
 
 def elements_of(result: Any, what: str) -> Iterable[Any]:
-    """Returns `result` as the elements to emit.
+    """Returns `result`, the result of a user function, as an iterable of elements to emit.
 
-    Raises TypeError, which names the function `what`, if the result is no valid collection of
-    elements.
+    Raises TypeError, which names the function as `what`, if `result` is neither None nor a valid
+    collection of elements.
     """
     if type(result) in PLAIN_RESULTS:
         return result  # type: ignore[no-any-return]
@@ -101,7 +100,9 @@ def elements_of(result: Any, what: str) -> Iterable[Any]:
 
 
 def refuse_awaitable(result: Any, what: str) -> None:
-    """Raises TypeError if `result` is awaitable: a plain function must not return an awaitable."""
+    """Raises TypeError if `result` is awaitable, because the plain function `what` must not return
+    one.
+    """
     if inspect.isawaitable(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()  # Otherwise Python also reports it as never awaited.
@@ -113,10 +114,10 @@ def refuse_awaitable(result: Any, what: str) -> None:
 
 
 class FirstResult:
-    """A function whose first result is checked; after `seen` the function may be called directly.
+    """Calls a function and checks its first result. Once `seen` is True, it may be called directly.
 
-    Checking each result would cost as much as a small function, and a function that returns one
-    coroutine or one expression always does.
+    Checking each result would cost as much as a small function. A function that returns a coroutine
+    or an expression by mistake nearly always does so from its first call.
     """
 
     __slots__ = ("_what", "call", "seen")
@@ -143,9 +144,10 @@ class FirstResult:
 
 
 class FirstVerdict(FirstResult):
-    """Wraps the function of a filter until its first result that is not None.
+    """Does the same as FirstResult for a filter, but waits for the first result that is not None.
 
-    A function that only prints returns None for each element, and so drops all.
+    A function that only prints, for example, returns None for each element, so that all elements
+    are dropped.
     """
 
     __slots__ = ("_nones",)
@@ -183,9 +185,10 @@ _DONE = object()
 def flush_in_slices(
     settling: Iterator[None], written: Awaitable[None] | None = None
 ) -> Awaitable[None] | None:
-    """Begins `settling`, an iterator that yields while there is much to do.
+    """Runs `settling`, an iterator that yields while there is much to do, up to its first yield.
 
-    Returns an awaitable for the remaining work, followed by `written`.
+    Returns an awaitable for the remaining work, followed by `written`. Returns `written` itself if
+    no work remains.
     """
     return written if next(settling, _DONE) is _DONE else _rest(settling, written)
 
@@ -199,17 +202,17 @@ async def _rest(settling: Iterator[None], written: Awaitable[None] | None) -> No
 
 
 RESULTS_MAX = 1_024
-"""Approximate maximum number of results in the first piece of some work."""
+"""Maximum number of results in the first piece of each work."""
 
 RESULTS_FIRST = 32
-"""Number of results in the very first piece, whose cost is not known yet."""
+"""Maximum number of results in the first piece of an operator, before costs are measured."""
 
 PIECE_NS = 2_000_000
-"""Maximum time for a piece: the chain's slice."""
+"""Target for the duration of a piece in nanoseconds, equal to the chain's time slice."""
 
 
 class ResumableOutput:
-    """The unsent results of one operator, and the remaining work for the last batch."""
+    """The results of one operator that are not sent yet, and the rest of its work in progress."""
 
     __slots__ = (
         "_affordable", "_final", "_limit", "_perf_ns", "_taken", "_timed", "_timestamps", "_tried",
@@ -244,7 +247,9 @@ class ResumableOutput:
 
     @property
     def room(self) -> int:
-        """Number of results that the current piece still accepts, 0 or less when it is full."""
+        """Number of results that the current piece still accepts, 0 or less when the piece is
+        full.
+        """
         return self._limit - len(self._values)
 
     @property
@@ -261,16 +266,18 @@ class ResumableOutput:
         self._tried += count
 
     def start(self, work: Iterator[None], final: int) -> RecordBatch:
-        """Begins `work`, and returns its first piece. `final` is the watermark after all of the
-        work.
+        """Begins `work`, and returns its first piece as a batch.
+
+        `final` is the watermark when all of the work is done.
         """
         self._work = work
         self._final = final
         return self.resume(RESULTS_MAX)
 
     def resume(self, max_records: int) -> RecordBatch:
-        """Returns the next piece: at most `max_records` results, and about as many as the time
-        allows.
+        """Returns the next piece of the work as a batch of about `max_records` results at most.
+
+        The piece is smaller if results are expensive.
         """
         self._limit = min(max_records, self._affordable)
         self.pieces += 1
@@ -292,14 +299,12 @@ class ResumableOutput:
             self._affordable = max(self._affordable, 2 * self._limit)
 
     def passed(self, watermark: int) -> None:
-        """Notes that all work up to `watermark` is done."""
+        """Raises the output watermark to `watermark`, because all work up to it is done."""
         if watermark > self.watermark:
             self.watermark = watermark
 
     def add(self, value: Any, timestamp: int | None, watermark: int) -> None:
-        """Adds one result. `watermark` is in force before the result, unless a higher one already
-        is.
-        """
+        """Adds one result, which follows `watermark`, or the output watermark if that is higher."""
         if watermark > self.watermark:
             self.watermark = watermark
         if timestamp is None:
@@ -336,7 +341,7 @@ class ResumableOutput:
     def add_all(
         self, values: Iterable[Any], count: int, timestamp: int | None, watermark: int
     ) -> None:
-        """Does the same as `add` for `count` results of the same instant."""
+        """Does the same as `add` for `count` results with the same timestamp."""
         if watermark > self.watermark:
             self.watermark = watermark
         if timestamp is None and count:
@@ -358,8 +363,8 @@ class ResumableOutput:
         self._timestamps += timestamps
 
     def add_columns(self, values: ColumnBatch, timestamp: int, watermark: int) -> None:
-        """Adds a batch of columns, as `add_all` does. The batch must be the only content of its
-        piece.
+        """Adds all records of a batch of columns, as `add_all` does for rows. The piece must have
+        no other content.
         """
         assert not self._values, "what was added before goes first"
         if watermark > self.watermark:
@@ -385,9 +390,7 @@ class ResumableOutput:
 
 
 class UserFunction:
-    """Holds a function of the user and, once opened, `call`, which the operator calls for each
-    element.
-    """
+    """A function of the user. Once it is opened, `call` is the callable for each element."""
 
     __slots__ = ("_function", "_method", "_opened", "call")
 
@@ -418,7 +421,7 @@ class UserFunction:
         return function  # type: ignore[no-any-return]
 
     def initialize_state(self, ctx: OperatorContext) -> None:
-        """Passes operator state to a function that has some. Called before `open`."""
+        """Lets a function that has operator state declare or restore it. Called before `open`."""
         if has_operator_state(self._function):
             ctx.operator_state.lend()
             self._function.initialize_state(ctx.runtime)
@@ -426,7 +429,7 @@ class UserFunction:
     def snapshot_state(self, ctx: OperatorContext) -> Awaitable[None] | None:
         """Lets a function write its operator state for a checkpoint.
 
-        May return an awaitable.
+        May return an awaitable, which the caller must await.
         """
         return (
             self._function.snapshot_state(ctx.runtime)
@@ -458,11 +461,11 @@ class UserFunction:
 
 
 def all_of(snapshots: Iterable[Callable[[], Awaitable[None] | None]]) -> Awaitable[None] | None:
-    """Lets several functions write their state, one after the other.
+    """Calls `snapshots`, by which functions write their state, one after the other.
 
-    If a function returns an awaitable, returns an awaitable that also runs the remaining functions.
-    Raises the first error. A snapshot begins only after the previous one has ended, so that none is
-    still running after an error or a cancellation.
+    Returns None if all are done. If one returns an awaitable, returns an awaitable that finishes
+    this snapshot and makes the remaining ones. Raises the first error. Two snapshots never overlap,
+    so none is still running after an error or a cancellation.
     """
     left = iter(snapshots)
     ongoing = next((one for snapshot in left if (one := snapshot()) is not None), None)

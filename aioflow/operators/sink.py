@@ -15,8 +15,8 @@ checkpoint that is not complete.
 Without checkpoints all prepared data is committed when the input ends (and when the writer rolls by
 itself). With checkpoints the last checkpoint commits it, and the task waits for this commit.
 
-A function of one element is a sink too. It delivers at least once, in order. A coroutine function
-is the sink of `AsyncSinkOperator`.
+A function of one element can also be used as a sink. It delivers at least once, in order.
+`AsyncSinkOperator` calls coroutine functions.
 """
 
 from __future__ import annotations
@@ -68,36 +68,39 @@ T_contra = TypeVar("T_contra", contravariant=True)
 logger = logging.getLogger(__name__)
 
 COMMIT_RETRY = Retry(8, backoff="100ms", max_backoff="5s")
-"""Retries for about 11 seconds: a database may restart, a file server may fail over.
+"""Retries a commit for about 11 seconds, since a database may restart or a file server may fail
+over.
 
-Then the task fails, and its restart tries again.
+Then the task fails. After the restart of the task the commit is tried again.
 """
 
 LINGER_MS = 50
-"""Time for which a record waits, so that it can be sent together with later records."""
+"""Time for which a record waits to be sent together with later records."""
 
 COMMITTABLES = "committables"
-"""List state: pairs of a checkpoint and a committable that was prepared for it."""
+"""Name of the list state with pairs (checkpoint id, committable) that are not committed yet."""
 
 PREPARED = "prepared"
-"""Union list state: the number of the checkpoint, so that every subtask knows it after a restore.
+"""Name of the union list state with the checkpoint id, which every subtask reads after a restore.
 """
 
 
 class SinkWriter(Protocol[T_contra]):
     """The interface of an object that writes the records of one subtask.
 
-    `BaseWriter` has further members, which are optional. So are the methods of a
-    `CheckpointedFunction`: `initialize_state` is called before all others, `snapshot_state` after
+    The further members of `BaseWriter` are optional. The methods of a `CheckpointedFunction` are
+    optional, too: `initialize_state` is called before all other methods, `snapshot_state` after
     `prepare`.
 
-    This subtask or another one commits all data that was prepared up to the restored checkpoint.
-    Work that an earlier attempt of this subtask began after that checkpoint is orphaned. `open`
-    removes it, but must not remove work that a later attempt may have begun.
+    After a restore, the subtasks of the sink commit all data that was prepared up to the restored
+    checkpoint. Work that an earlier attempt of this subtask began after that checkpoint is
+    orphaned. `open` removes it, but must not remove work that a later attempt may have begun.
     """
 
     def write_batch(self, values: Sequence[T_contra], timestamps: Sequence[int] | None) -> None:
-        """Accepts the records. Never blocks: the writer buffers the records and sets `full`."""
+        """Accepts records and their timestamps. Never blocks: the writer buffers the records, and
+        sets `full` if it has enough.
+        """
 
     async def flush(self) -> None:
         """Writes out the buffered records that may be visible without a commit."""
@@ -105,24 +108,27 @@ class SinkWriter(Protocol[T_contra]):
     async def prepare(self, checkpoint_id: int) -> list[Any]:
         """Returns all records written so far as committables.
 
-        Committables are plain data; they and the data they refer to survive this process.
+        Committables are plain data. The data that they refer to must survive the end of this
+        process.
         """
 
 
 class BaseWriter(SinkWriter[T_contra]):
-    """A writer with a default for everything that the engine asks of one."""
+    """A writer with a default for each optional member."""
 
     full: bool = False
-    """Whether `flush` has to be awaited before more records. The writer sets it."""
+    """Whether `flush` has to be awaited before more records are written. The writer sets this
+    attribute.
+    """
     linger_ms: int | None = None
-    """Time after which buffered records are flushed even if the writer is not `full`. None: only a
-    checkpoint or the end of the input flushes them.
+    """Time after which buffered records are flushed even if the writer is not `full`. None means
+    that only a checkpoint or the end of the input flushes them.
     """
     reads_columns: bool = False
-    """Whether the writer uses a `ColumnBatch`, which reads like a list of rows."""
+    """Whether `write_batch` can use a `ColumnBatch`, which reads like a list of rows."""
 
     def restored(self, checkpoint_id: int, /) -> None:
-        """Notes that this checkpoint was restored. Called before `open`."""
+        """Notes that the job was restored from checkpoint `checkpoint_id`. Called before `open`."""
 
     async def open(self) -> None:
         """Opens the writer. Called once, before the first record."""
@@ -132,7 +138,9 @@ class BaseWriter(SinkWriter[T_contra]):
 
 
 def as_writer(writer: SinkWriter[Any]) -> BaseWriter[Any]:
-    """Returns `writer` with the defaults of `BaseWriter`."""
+    """Returns `writer`, with the defaults of `BaseWriter` for the optional members that it
+    lacks.
+    """
     return writer if isinstance(writer, BaseWriter) else _CompletedWriter(writer)
 
 
@@ -179,8 +187,8 @@ class _CompletedWriter(BaseWriter[Any]):
 class Committer(Protocol):
     """The interface of an object that makes prepared data visible.
 
-    Both methods are idempotent, and a delayed repetition of a call changes nothing. `BaseCommitter`
-    has further members, which are optional.
+    Both methods are idempotent: repeating a call changes nothing, even much later. The further
+    members of `BaseCommitter` are optional.
     """
 
     async def commit(self, committables: Sequence[Any]) -> None: ...
@@ -188,14 +196,14 @@ class Committer(Protocol):
 
 
 class BaseCommitter(Committer):
-    """A committer with a default for everything that the engine asks of one."""
+    """A committer with a default for each optional member."""
 
     async def close(self) -> None:
         """Releases all resources. Called once, also after a failure."""
 
 
 class _CompletedCommitter(BaseCommitter):
-    """A committer of an application, which may lack `close`."""
+    """Wraps a committer of an application, which may lack `close`."""
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
@@ -212,7 +220,7 @@ class _CompletedCommitter(BaseCommitter):
 
 
 def as_committer(committer: Committer | None) -> BaseCommitter | None:
-    """Returns `committer` with the defaults of `BaseCommitter`."""
+    """Returns `committer`, with the defaults of `BaseCommitter`. Returns None for None."""
     if committer is None or isinstance(committer, BaseCommitter):
         return committer
     return _CompletedCommitter(committer)
@@ -222,7 +230,7 @@ class CommitId(NamedTuple):
     """The identity of one checkpoint's commit. A repeated commit has the same id."""
 
     sink: str
-    """The flow and the uid of the operator, equal in all runs."""
+    """The name of the flow and the uid of the operator, which are equal in all runs."""
     run: str
     """The id of the run that prepared the data. Checkpoints are numbered within it."""
     checkpoint: int
@@ -233,12 +241,15 @@ class GlobalCommitter(Protocol):
     """The interface of an object that commits for all writers of a sink, in one call.
 
     A run has one such object at a time. But a process that was declared dead may still commit at
-    the same time as its replacement. So a store compares the ids and commits in one step.
+    the same time as its replacement. So the store must compare the ids and commit in one atomic
+    step.
     """
 
     async def commit(self, prepared: Sequence[tuple[CommitId, Sequence[Any]]]) -> None:
-        """Makes visible the data that all writers prepared for some checkpoints of one run, oldest
-        first. Leaves out each checkpoint that was committed before, alone or with others.
+        """Makes the data visible that all writers prepared for some checkpoints of one run.
+
+        `prepared` has a pair (id, committables) for each checkpoint, oldest first. Skips each
+        checkpoint that is committed already.
         """
 
     async def close(self) -> None:
@@ -249,15 +260,15 @@ class GlobalCommitter(Protocol):
 class Sink(Protocol[T_contra]):
     """A destination of records. A sink is pure data: it opens nothing until a job runs.
 
-    `BaseSink` has further attributes, which are optional.
+    The further attributes of `BaseSink` are optional.
     """
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[T_contra]: ...
     def committer(self) -> Committer | None:
         """Returns the committer, or None if `flush` suffices (at-least-once).
 
-        The method may take a parameter `ctx`. Then it gets the operator's context, for example to
-        use its host or name.
+        The method may have a parameter `ctx`. Then it gets the context of the operator, for example
+        to use the host.
         """
 
 
@@ -270,18 +281,18 @@ def is_sink(what: object) -> TypeGuard[Sink[Any]]:
 
 
 class BaseSink(Sink[T_contra]):
-    """A sink with a default for everything that the engine asks of one."""
+    """A sink with a default for each optional member."""
 
     name: str = ""
-    """The name in the graph, unless the flow gives another one."""
+    """The name of the sink in the graph, unless the flow gives it another name."""
     parallelism_max: int | None = None
-    """The largest useful number of writers; None: no limit."""
+    """The largest useful number of writers; None means no limit."""
     commits_globally: bool = False
     """Whether the single committer that `global_committer` returns commits for all writers."""
     stays_here: bool = False
-    """Whether the sink is written in the process of the program."""
+    """Whether the writers must run in the process of the program that runs the flow."""
     reads_columns: bool = False
-    """Whether the writers of the sink use a `ColumnBatch`, which reads like a list of rows."""
+    """Whether the writers of the sink can use a `ColumnBatch`, which reads like a list of rows."""
     slow_remedy: str = Operator.slow_remedy
     """Advice for a sink that slows the flow down."""
 
@@ -296,20 +307,22 @@ class BaseSink(Sink[T_contra]):
 
     @property
     def part_files(self) -> tuple[str, str] | None:
-        """Directory and suffix of the part files of the sink; None for a sink without files."""
+        """Directory and suffix of the part files of the sink; None for a sink without part
+        files.
+        """
         return None
 
     def check_sink(self) -> None:
         """Raises GraphError if the sink has options that only a source can have."""
 
     def check_upserts(self, key: Sequence[str]) -> None:
-        """Raises GraphError if the table that the sink writes does not replace and delete rows by
+        """Raises GraphError if the sink's table cannot replace and delete rows by the columns
         `key`.
         """
 
 
 def completed(sink: Sink[Any]) -> BaseSink[Any]:
-    """Returns `sink` with the defaults of `BaseSink`."""
+    """Returns `sink`, with the defaults of `BaseSink` for the optional members that it lacks."""
     return sink if isinstance(sink, BaseSink) else _CompletedSink(sink)
 
 
@@ -330,7 +343,7 @@ class _CompletedSink(BaseSink[Any]):
 
     @property
     def committer(self) -> Any:
-        """The method of the sink, which may take the context."""
+        """The application's method `committer`, which may have a parameter for the context."""
         return self._sink.committer
 
     def writer(self, ctx: OperatorContext) -> SinkWriter[Any]:
@@ -345,7 +358,9 @@ class _CompletedSink(BaseSink[Any]):
 
 
 def commits(sink: Sink[Any]) -> bool:
-    """Whether `sink` commits prepared data. This is known before a committer exists."""
+    """Returns whether `sink` commits prepared data. Can be called before the sink's committer
+    exists.
+    """
     committer = sink.committer
     return takes_argument(committer) or committer() is not None
 
@@ -353,8 +368,9 @@ def commits(sink: Sink[Any]) -> bool:
 class SinkOperator(Operator):
     """The operator that writes through one `SinkWriter` and its `Committer`.
 
-    It accepts no records during a flush, and emits only the watermark. Commits run concurrently in
-    a helper task: a slow commit delays only the end, not the records or the next checkpoint.
+    The operator accepts no records during a flush. It emits only watermarks. Commits run
+    concurrently in a helper task: a slow commit delays only the end of the task, not the records or
+    the next checkpoint.
     """
 
     def __init__(self, sink: Sink[Any], commit_retry: Retry = COMMIT_RETRY) -> None:
@@ -363,7 +379,7 @@ class SinkOperator(Operator):
         self._commit_retry = commit_retry
         self._writer: BaseWriter[Any] | None = None
         self._function: CheckpointedFunction | None = None
-        """The writer, if it has operator state."""
+        """The writer if it has operator state, otherwise None."""
         self._committer: BaseCommitter | None = None
         # Prepared writes by checkpoint id, ascending, that may not be committed yet.
         self._prepared: dict[int, list[Any]] = {}
@@ -378,8 +394,8 @@ class SinkOperator(Operator):
 
     @property
     def commits(self) -> bool:
-        """Whether the operator keeps uncommitted prepared data in its state. This is known before a
-        committer exists.
+        """Whether the operator keeps uncommitted prepared data in its state. Can be read before the
+        sink's committer exists.
         """
         return commits(self._sink)
 
@@ -455,9 +471,9 @@ class SinkOperator(Operator):
         return RecordBatch([], None, None, None, batch.watermark)
 
     def end_of_data(self) -> None:
-        """Handles the end of the records: without checkpoints, commits the remaining data.
+        """Handles the end of the records. Without checkpoints, commits the remaining data.
 
-        With checkpoints the last checkpoint commits it.
+        With checkpoints, only flushes: the last checkpoint commits the remaining data.
         """
         assert self._writer is not None
         if self.ctx.checkpointing and self._committer is not None:
@@ -466,7 +482,9 @@ class SinkOperator(Operator):
             self._begin_flush(self._commit_rest, "commit")
 
     def _on_linger_over(self, timestamp_ms: int) -> None:
-        """Flushes the records that wait. Runs as mail, so never amid a checkpoint."""
+        """Flushes the records that have waited for `linger_ms`. Runs as mail, so never amid a
+        checkpoint.
+        """
         self._linger = None
         if self._writer is not None and not self._flushing:
             self._begin_flush(self._writer.flush, "flush")
@@ -496,8 +514,10 @@ class SinkOperator(Operator):
             self._show_state()
 
     def _show_state(self) -> None:
-        """Wakes all tasks that wait on `availability`. It stays unset while the operator is busy,
-        so tasks that wait for the end wait again.
+        """Wakes all tasks that wait on `availability`.
+
+        Then unsets it again if the operator is still busy, so that tasks that wait for its end wait
+        again.
         """
         self.availability.set_available()
         if self.busy:
@@ -517,7 +537,7 @@ class SinkOperator(Operator):
         return self._prepare(checkpoint_id)
 
     async def _prepare(self, checkpoint_id: int) -> None:
-        """Flushes and prepares everything up to the barrier; no other work of this task runs
+        """Flushes and prepares all records up to the barrier. No other work of this task runs
         meanwhile.
         """
         committables = await self._prepare_writes(checkpoint_id)
@@ -566,7 +586,7 @@ class SinkOperator(Operator):
         return first if first is not None and first <= self._confirmed else None
 
     def _committed_together(self, first: int) -> list[int]:
-        """Returns the checkpoints to commit in one call; `first` is confirmed."""
+        """Returns the ids of the checkpoints to commit in one call, beginning with `first`."""
         return [first]
 
     async def _commit_beside(self) -> None:
@@ -578,9 +598,9 @@ class SinkOperator(Operator):
             self._show_state()
 
     async def _commit_confirmed(self) -> None:
-        """Commits the confirmed checkpoints in order, including those confirmed meanwhile.
+        """Commits the completed checkpoints in order, including those that are completed meanwhile.
 
-        Data whose commit fails stays prepared.
+        If a commit fails, its data stays in `_prepared`.
         """
         while (first := self._first_confirmed()) is not None:
             together = self._committed_together(first)
@@ -630,8 +650,8 @@ class SinkOperator(Operator):
 
 
 FINAL_COMMIT = 0
-"""The checkpoint id of the commit at the end of input, when no checkpoints are taken (their ids
-start at 1).
+"""The checkpoint id that a job without checkpoints uses for the commit at the end of its input. Ids
+of real checkpoints start at 1.
 """
 
 
@@ -676,8 +696,9 @@ def calling(function: Callable[[Any], Any]) -> SinkOperator:
 
 
 def _is_function_class(given: type) -> bool:
-    """Returns whether the class `given` is to be instantiated, rather than called for each
-    element.
+    """Returns whether the class `given` is a function class, of which the sink makes an instance.
+
+    Any other class is called for each element.
     """
     return issubclass(given, Function) or has_operator_state(given)
 
@@ -685,7 +706,7 @@ def _is_function_class(given: type) -> bool:
 class FunctionSink(BaseSink[Any]):
     """A sink that calls `function(value)` for each element, in the process that runs the flow.
 
-    So the function may use variables of the program.
+    Because it is called in that process, the function may use variables of the program.
     """
 
     stays_here = True
@@ -704,7 +725,7 @@ class FunctionSink(BaseSink[Any]):
 
 
 class _CallingWriter(BaseWriter[Any]):
-    """A writer that calls the function as soon as elements are written."""
+    """A writer that calls the function for each element as soon as it is written."""
 
     def __init__(self, function: Callable[[Any], Any], ctx: OperatorContext) -> None:
         self._function = UserFunction(function, "__call__")

@@ -49,21 +49,22 @@ T_co = TypeVar("T_co", covariant=True)
 class Split:
     """A part of a source that one reader reads on its own.
 
-    `id` is unique within the source and stable over restarts. `position` is the start, in the
-    source's own terms; None is the beginning. `payload` is plain data that the reader needs.
+    `id` is unique within the source and stable over restarts. `position` is where to start reading,
+    in the source's own terms; None means the beginning. `payload` is plain data that the reader
+    needs.
     """
 
     id: str
     position: Any = None
     payload: Any = None
     watermark: int = MIN_WATERMARK
-    """Event time that was reached at `position`; the task continues from it.
+    """Event time that was reached at `position`, from which the task continues.
 
-    Readers can ignore it.
+    Readers can ignore this attribute.
     """
     finished: bool = False
-    """Whether the split was read to its end before a restore. It then stays known, but has no
-    reader.
+    """Whether the split was read to its end before a restore. Such a split stays known, but is not
+    read.
     """
 
 
@@ -78,7 +79,7 @@ class SourceContext(Protocol):
     def replays(self) -> bool:
         """Whether a reader of the same source may be reopened at an earlier position.
 
-        Such a source must keep all elements it accepted.
+        The source must then keep all elements that it has accepted.
         """
 
     @property
@@ -91,9 +92,9 @@ class SourceContext(Protocol):
         """Returns the worker's instance of `resource`, which the first task to request it opens."""
 
     async def end(self, task: asyncio.Task[Any]) -> None:
-        """Cancels `task`, in which user code runs, and waits for its end.
+        """Cancels the asyncio task `task`, in which user code runs, and waits for its end.
 
-        `cancellation_timeout` limits the wait.
+        The job's option `cancellation_timeout` limits the wait.
         """
 
     def side_output(self, tag: OutputTag[Any], value: Any) -> None:
@@ -103,7 +104,7 @@ class SourceContext(Protocol):
 class SourceReader(Protocol[T_co]):
     """The interface of an object that reads the splits of one subtask.
 
-    `BaseReader` has further members, which are optional.
+    The further members of `BaseReader` are optional.
     """
 
     async def open(self, splits: Sequence[Split]) -> None:
@@ -115,7 +116,7 @@ class SourceReader(Protocol[T_co]):
     def poll_batch(self, max_records: int) -> Sequence[T_co] | None:
         """Returns up to `max_records` records (at least one), or None if there are none now.
 
-        Never blocks. The caller owns a returned list.
+        Never blocks. The caller may change a returned list.
         """
 
     async def wait(self) -> None:
@@ -126,33 +127,36 @@ class SourceReader(Protocol[T_co]):
         """Whether all splits opened so far were read to their end; False again after the next
         `open`.
 
-        A reader of an unbounded source may omit it, unless it has `stop`.
+        A reader of an unbounded source may lack this property, unless it has the method `stop`.
         """
 
     def position(self, split_id: str, /) -> Any:
-        """Returns the position of the split after the last record that `poll_batch` returned."""
+        """Returns the position of split `split_id` after the last record that `poll_batch`
+        returned.
+        """
 
     async def close(self) -> None:
         """Releases all resources. Called once, also after a failure."""
 
 
 class BaseReader(SourceReader[T_co]):
-    """A reader with a default for everything that the engine asks of one."""
+    """A reader with a default for each optional member."""
 
     columnar: bool = False
-    """Whether batches are columns."""
+    """Whether `poll_batch` returns batches of columns."""
     timestamps: list[int] | None = None
-    """The timestamps of the last batch polled, parallel to it."""
+    """The timestamps of the records in the last polled batch; None if they have none."""
     current_split: str | None = None
-    """The split of the last batch polled; None: the reader has one split."""
+    """The id of the split of the last polled batch; None means that the reader has one split."""
     finished_splits: Collection[str] = ()
-    """The splits that were read to their end."""
+    """The ids of the splits that were read to their end."""
     one_at_a_time: bool = False
     """Whether splits are read one after the other. If so, a split without records does not count as
     idle.
     """
     drains: bool = False
-    """Whether the reader has promised its senders to deliver the elements that it accepted."""
+    """Whether the elements that the reader has accepted must be read even when the job is stopped.
+    """
     holds_splits: bool = False
     """Whether the reader implements `hold`: it can leave some splits unread while it reads others.
     """
@@ -169,39 +173,43 @@ class BaseReader(SourceReader[T_co]):
         pending_records = None
 
     def stop(self) -> None:
-        """Accepts no more elements. A reader that `drains` is then read until `finished`."""
+        """Stops accepting elements. If `drains` is True, the reader is then read until
+        `finished`.
+        """
 
     def hold(self, splits: Collection[str], /) -> None:
-        """Returns no records of `splits` from now on, until the next call.
+        """Makes `poll_batch` return no records of `splits` until the next call of `hold`.
 
         These splits are ahead of others in event time. Called only if `holds_splits`.
         """
 
     def read_by(self, event_time: Callable[[str], int], /) -> None:
-        """Offers the event time of each split, by its id, to the reader. Called before `open`.
+        """Gives the reader a function that returns the event time of a split by its id.
 
-        A reader that can choose reads the split with the lowest event time first. Then the event
-        time of the task advances while several splits are read.
+        Called before `open`. A reader that can choose reads the split with the lowest event time
+        first. Then the event time of the task advances evenly while several splits are read.
         """
 
     def checkpoint(self, checkpoint_id: int, /) -> None:
-        """Called between two polls, when the positions for a checkpoint have been determined.
+        """Notes that the positions for checkpoint `checkpoint_id` have been determined, between two
+        polls.
 
-        Never blocks. It is meant for readers that acknowledge messages, or answer their senders,
+        Never blocks. This method is for readers that acknowledge messages, or answer their senders,
         once a checkpoint is complete.
         """
 
     def checkpoint_completed(self, checkpoint_id: int, /) -> None:
-        """Handles that a checkpoint, and every earlier one, is durable.
+        """Handles that checkpoint `checkpoint_id`, and every earlier one, is durable.
 
-        Not called for an aborted checkpoint. Later calls of `checkpoint` may come first.
+        Not called for an aborted checkpoint. `checkpoint` may have been called for later
+        checkpoints before.
         """
 
 
 def as_reader(reader: SourceReader[Any], *, unbounded: bool) -> BaseReader[Any]:
-    """Returns `reader` with the defaults of `BaseReader`.
+    """Returns `reader`, with the defaults of `BaseReader` for the optional members that it lacks.
 
-    Raises TypeError if a reader that must say when it has `finished` does not.
+    Raises TypeError if the reader lacks `finished` although it must have this property.
     """
     if isinstance(reader, BaseReader):
         return reader
@@ -226,7 +234,9 @@ class _CompletedReader(BaseReader[Any]):
     """Wraps a reader of an application, and adds defaults for optional members that it lacks."""
 
     def __init__(self, reader: Any, may_end: bool, *, may_lack: bool) -> None:
-        """`may_lack` says that the reader may have no `finished`, so each use checks for it."""
+        """`may_end` tells whether the reader may have `finished`. `may_lack` tells whether each use
+        must check for it.
+        """
         self._reader = reader
         self._may_end = may_end
         self._may_lack = may_lack
@@ -289,23 +299,24 @@ class _CompletedReader(BaseReader[Any]):
 
 
 class SplitFinder(Protocol):
-    """The memory of a source whose ids alone do not identify known splits, such as files."""
+    """Recognises known splits of a source, such as files, whose ids alone do not identify them."""
 
     def forget(self) -> None:
-        """Forgets the splits found. Called when a job begins."""
+        """Forgets all splits found so far. Called when a job begins."""
 
     def recognise(
         self, former: Sequence[Any], found: Sequence[Split], /
     ) -> tuple[Sequence[str], Sequence[Split]]:
         """Finds the splits of a checkpoint among those that `discover` has found.
 
-        Called after each restore. Returns the present id of each split in `former`, which the
-        checkpoint holds, and the splits in `found` that are new.
+        Called after each restore. `former` are the splits in the checkpoint, `found` those that
+        `discover` has found. Returns the present id of each split in `former`, and the splits in
+        `found` that are new.
         """
 
     def fresh(self) -> Self:
-        """Returns a new finder, for a source that is read twice in a flow, or by two runs at
-        once.
+        """Returns a new, empty finder, because a source may be read twice in a flow, or by two runs
+        at once.
         """
 
 
@@ -313,7 +324,7 @@ class SplitFinder(Protocol):
 class Source(Protocol[T_co]):
     """An origin of records. A source is pure data: it opens nothing until a job runs.
 
-    `BaseSource` has further attributes, which are optional.
+    The further attributes of `BaseSource` are optional.
     """
 
     @property
@@ -321,11 +332,13 @@ class Source(Protocol[T_co]):
         """Whether the source ends by itself."""
 
     async def discover(self) -> list[Split]:
-        """Returns the present splits. Runs on the coordinator.
+        """Returns the splits that exist now. Runs on the coordinator.
 
-        It is repeated every `discover_every` (an optional attribute) if the source is unbounded. A
-        split that is found again has the same id; a split that is not found any more is still read.
-        The method may take a parameter `host`. Then it gets the coordinator's host, and must use it
+        If the source is unbounded, the call is repeated at the interval `discover_every` (an
+        optional attribute). A split that is found again must have the same id. A split that is not
+        found any more is still read.
+
+        The method may have a parameter `host`. Then it gets the coordinator's host, and must use it
         for all access to files and the network.
         """
 
@@ -342,7 +355,7 @@ def is_source(what: object) -> TypeGuard[Source[Any]]:
 
 
 class BaseSource(Source[T_co]):
-    """A source with a default for everything that the engine asks of one."""
+    """A source with a default for each optional member."""
 
     if TYPE_CHECKING:  # An attribute, or a property of a subclass.
 
@@ -356,47 +369,53 @@ class BaseSource(Source[T_co]):
         why_rows = ""
 
     name: str = ""
-    """The name in the graph, unless the flow gives another one."""
+    """The name of the source in the graph, unless the flow gives it another name."""
     parallelism_max: int | None = None
-    """The largest useful number of readers; None: no limit."""
+    """The largest useful number of readers; None means no limit."""
     discover_every: Duration | None = None
-    """The interval between two calls of `discover`, if unbounded; None: one call."""
+    """The interval between two calls of `discover` of an unbounded source; None means only one
+    call.
+    """
     side_outputs: tuple[OutputTag[Any], ...] | None = None
-    """The side outputs of malformed elements; None: unknown."""
+    """The side outputs that may get malformed elements; None means unknown."""
     record_type: Any = None
     """The type of the records, if it is known."""
     finder: SplitFinder | None = None
-    """The memory of the splits found, if their ids alone do not identify them."""
+    """Recognises splits whose ids alone do not identify them; None if the ids suffice."""
     per_run: bool = False
     """Whether the program passes new elements to each run.
 
-    Such a source begins again in the next run. All other sources stay finished once they were read
-    to their end.
+    Such a source is read from its beginning in the next run. Any other source stays finished once
+    it was read to its end.
     """
     stays_here: bool = False
-    """Whether the source is read in the process of the program."""
+    """Whether the readers must run in the process of the program that runs the flow."""
     event_time: bool = False
-    """Whether the source has event time without a watermark strategy."""
+    """Whether the source has event time even without a watermark strategy."""
     replayable: bool = True
-    """Whether a restart continues at the positions, instead of reading from the beginning."""
+    """Whether a restart continues at the positions of the splits, instead of reading from the
+    beginning.
+    """
     columnar: bool = False
     """Whether readers return batches of columns."""
     offers_columns: bool = False
-    """Whether `with_columns` may return a source."""
+    """Whether `with_columns` can return a source instead of None."""
     in_spark: bool = False
     """Whether Spark itself can read the source."""
 
     def with_columns(self) -> BaseSource[Any] | None:
-        """Returns the same source with batches of columns, or None if it cannot make them."""
+        """Returns a copy of the source that produces batches of columns, or None if it cannot."""
         return None
 
     def with_fields(self, names: tuple[str, ...], /) -> BaseSource[Any]:
-        """Returns the same source with these fields only, or itself if it reads all fields."""
+        """Returns a copy of the source that reads only the fields `names`, or itself if it reads
+        all fields anyway.
+        """
         return self
 
     def with_stand_ins(self) -> tuple[BaseSource[Any], tuple[str, ...]] | None:
-        """Returns the same source with cheaper record objects, and the fields that these objects
-        have.
+        """Returns a copy of the source that produces cheaper objects, and the names of their
+        fields.
 
         Returns None if the source cannot make them.
         """
@@ -406,7 +425,7 @@ class BaseSource(Source[T_co]):
         """Raises GraphError if the source would read what `sink`, downstream of it, writes."""
 
     def own(self) -> BaseSource[T_co]:
-        """Returns a copy for one run if the source remembers the splits found, otherwise itself."""
+        """Returns a copy for one run if the source has a `finder`, otherwise the source itself."""
         if self.finder is None:
             return self
         own = copy.copy(self)
@@ -415,17 +434,21 @@ class BaseSource(Source[T_co]):
 
     @property
     def given(self) -> Source[T_co]:
-        """The object that the application made."""
+        """The source object that the application made."""
         return self
 
 
 def completed(source: Source[T_co]) -> BaseSource[T_co]:
-    """Returns `source` with the defaults of `BaseSource`."""
+    """Returns `source`, with the defaults of `BaseSource` for the optional members that it
+    lacks.
+    """
     return source if isinstance(source, BaseSource) else _CompletedSource(source)
 
 
 class _Forwarded:
-    """An attribute of the application's source, or the default of `BaseSource`."""
+    """Descriptor that reads an attribute of the application's source, or the default of
+    `BaseSource`.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -462,7 +485,7 @@ class _CompletedSource(BaseSource[Any]):
 
     @property
     def discover(self) -> Any:
-        """The method of the source, which may take the host."""
+        """The application's method `discover`, which may have a parameter for the host."""
         return self.given.discover
 
     def reader(self, ctx: SourceContext) -> SourceReader[Any]:
@@ -478,15 +501,18 @@ class _CompletedSource(BaseSource[Any]):
 
 
 def discovery_interval_s(source: BaseSource[Any]) -> float | None:
-    """Returns the interval at which new splits are looked for, in seconds: the `discover_every` of
-    an unbounded source. None: never.
+    """Returns the interval in seconds at which an unbounded source looks for new splits.
+
+    Returns None if the source does not look for new splits.
     """
     every = source.discover_every
     return None if source.bounded or every is None else to_seconds(every, "discover_every")
 
 
 async def discover_splits(source: BaseSource[Any], host: Host) -> list[Split]:
-    """Returns the splits of `source.discover`, which may take the host."""
+    """Returns the result of `source.discover`, to which `host` is passed if it has a parameter for
+    it.
+    """
     found = call_with(source.discover, host)
     what = f"discover() of {type(source.given).__name__}"
     if not inspect.isawaitable(found):

@@ -1,25 +1,25 @@
 """Stateless operators: map, filter and flat_map, fused with their neighbours into one generated
 loop.
 
-A fused operator is a list of steps. For one step without timestamps the loop is a C-level `map`,
-`filter` or `chain`. For more steps, or if times must follow their records, a loop is generated once
-and calls the user functions directly:
+A fused operator is a list of steps. For one step on records without timestamps the loop is a `map`,
+`filter` or `chain` in C. Otherwise a loop is generated once. It calls the user functions directly:
 
     for v0 in values:
         v1 = f0(v0)
         if not f1(v1): continue
         out.extend(f2(v1))
 
-A function that is only an expression of its argument is inlined in the loop (`operators.inlining`).
+A function whose body is only an expression of its argument is inlined in the loop
+(`operators.inlining`).
 
 The error of a failing user function is raised unchanged. The position of the iterator over the
-input identifies the record, and the line of the generated loop the step. So the success path costs
-nothing. The first result of each function is checked, because a returned coroutine would never be
-awaited; then the loop is generated again without the check.
+input identifies the record, and the line of the generated loop identifies the step. So records that
+do not fail cost nothing extra. The first result of each function is checked, because a returned
+coroutine would never be awaited. Then the loop is generated again without the check.
 
 `map`, `filter` and `flat_map` directly after `key_by`, with a function class that uses keyed state,
 are one step and never fused. The current key is set before each record, so a generated loop would
-gain nothing. Their output is not keyed.
+not be faster. The output is not keyed.
 
 `map` and `flat_map` over two connected streams are one stateless function for each input.
 """
@@ -101,14 +101,15 @@ class StatelessOperator(Operator):
         self._bodies: list[Body | None] = []
         """Bodies that the loop inlines instead of calling the function."""
         self._unseen = 0
-        """Number of functions that had not returned a result when the loop was generated."""
+        """Number of functions that had not returned a result yet when the loop was generated."""
         self._column_steps = _column_steps(self.steps)
-        """The first steps, those that run on columns."""
+        """The column forms of the first steps, as far as these can run on columns."""
         self.reads_columns = bool(self._column_steps)
         self.calls_functions = len(self._column_steps) < len(self.steps)
         self._on_columns: Callable[[RecordBatch], RecordBatch] | None = None
         self._rest: StatelessOperator | None = None
-        """The steps after those on columns."""
+        """The operator for the steps that follow those in `_column_steps`; None if there are none.
+        """
         self._plain: Callable[[Iterable[Any]], list[Any]] | None = None
         self._indexed: Callable[[Iterable[Any]], tuple[list[Any], list[int]]] | None = None
 
@@ -177,9 +178,9 @@ class StatelessOperator(Operator):
             raise better from None
 
     def _process_columns(self, batch: RecordBatch) -> RecordBatch | None:
-        """Runs the first steps on columns as far as possible, and the others on rows.
+        """Runs the steps in `_column_steps` on columns, and the others on rows.
 
-        Returns None if the first step already needs rows.
+        Returns None if this batch cannot be processed as columns.
         """
         from aioflow.columns.expressions import ColumnSteps, NotOnColumns
 
@@ -214,8 +215,8 @@ class StatelessOperator(Operator):
             await function.close()
 
     def _look_at_first(self) -> None:
-        """Generates a loop that checks the first result of each function. It runs for the first
-        records.
+        """Generates a loop that checks the first result of each function. This loop runs for the
+        first records.
         """
         self._firsts = [
             (
@@ -239,9 +240,9 @@ class StatelessOperator(Operator):
             self._indexed = _generate(self.steps, calls, bodies, indexed=True)
 
     def _name_culprit(self, error: BaseException, values: list[Any], index: int) -> BaseException:
-        """Returns the error with a note on the function and the record.
+        """Returns `error` with a note that names the function and the record, `values[index]`.
 
-        An error that the loop itself raised for a result is replaced.
+        If the generated loop itself raised the error, returns a clearer error in its place.
         """
         step = 0
         frame = error.__traceback__
@@ -280,10 +281,10 @@ class StatelessOperator(Operator):
 
 
 def _column_steps(steps: Sequence[StatelessStep]) -> list[Any]:
-    """Returns the column form of the first steps: the expression of a filter, the fields of a
+    """Returns the column forms of the first steps: the expression of a filter, or the fields of a
     select.
 
-    Stops at the first other step.
+    Stops at the first step that has no column form.
     """
     found: list[Any] = []
     for step in steps:
@@ -297,9 +298,9 @@ def _column_steps(steps: Sequence[StatelessStep]) -> list[Any]:
 
 
 def _is_python(call: Any) -> bool:
-    """Returns whether calling `call` creates a frame.
+    """Returns whether `call` is Python code, so that calling it creates a frame.
 
-    An error of a function in C looks as if the loop had raised it.
+    If a function in C raises an error, it looks as if the loop had raised it.
     """
     while isinstance(call, partial):
         call = call.func
@@ -313,7 +314,7 @@ def describe_place(context: OperatorContext) -> str:
 
 
 RAN_TO_ITS_END = 2
-"""Length of the `__reduce__` of an exhausted list iterator, which has no position any more."""
+"""Length of the `__reduce__` result of an exhausted list iterator, which has no position."""
 
 GENERATED = "<aioflow fused loop>"
 """File name of generated code in tracebacks."""
@@ -342,7 +343,7 @@ def _generate(
     """Generates the fused loop over `steps`.
 
     With `indexed` the loop also returns, for each output, the index of its input record. The loop
-    inlines the body of a step, if it has one, instead of calling its function.
+    inlines the body of a step if `bodies` has one, instead of calling the function in `calls`.
     """
     arguments = "".join(f", f{i}=f{i}" for i in range(len(calls)))
     lines = [f"def run(values{arguments}):", "    out = []"]
@@ -387,8 +388,9 @@ def _generate(
 
 
 def is_async(function: Any, method: str) -> bool:
-    """Returns whether a call of `function` (or of its `method`, for a function class) returns an
-    awaitable or, for flat_map, an async generator.
+    """Returns whether calling `function` returns an awaitable or, for flat_map, an async generator.
+
+    For a function class, this applies to its method `method`.
     """
     is_class = isinstance(function, Function) or (
         isinstance(function, type) and issubclass(function, Function)
@@ -473,7 +475,7 @@ class KeyedRowsOperator(Operator):
 
 
 class ConnectedRowsOperator(Operator):
-    """An operator with two inputs, which passes each input to its own stateless operator."""
+    """An operator with two inputs, which passes each input to a stateless operator of its own."""
 
     inputs = 2
 

@@ -1,8 +1,9 @@
 """The traits of operators: what the planner knows of an operator without making one.
 
 An operator states its traits when its node is added to the graph: which fields it reads, whether it
-accepts columns, whether batches are aggregated before they are sent to it. A reason against columns
-is one clause, followed by a colon and advice on how to avoid it; `explain()` shows it.
+accepts columns, whether batches are aggregated before they are sent to it. The reason why an
+operator needs rows is one clause, followed by a colon and advice on how to use columns; `explain()`
+shows this text.
 """
 
 from __future__ import annotations
@@ -62,29 +63,29 @@ _CALLS = {
 }
 
 _BY_EXPRESSION = (WatermarkKind.BOUNDED, WatermarkKind.NONE)
-"""Strategies that read columns, if the timestamp is an expression."""
+"""Watermark strategies that can read columns if the timestamp is an expression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTraits:
-    """The properties of an operator that the planner needs. They are not pickled: the graph is
-    planned before it is sent to another process.
+    """The properties of an operator that the planner needs. They are not pickled, because the graph
+    is planned before it is sent to another process.
     """
 
     why_rows: str | None = "it takes one record at a time; the steps before it may be on columns"
-    """Why the operator turns columns into rows, None if it does not."""
+    """Why the operator converts columns to rows; None if it does not."""
     awaits: bool = False
-    """Whether the operator waits for calls, and can keep its input in its state meanwhile."""
+    """Whether the operator waits for calls, and can meanwhile keep its input in its state."""
     needs_key_expression: bool = False
     """Whether the operator accepts columns only if an expression computes their keys."""
     keeps_columns: bool = False
-    """Whether columns stay columns in the output, so that the next operators decide whether they
-    are used.
+    """Whether the operator emits columns for columns, so that the next operators decide whether
+    columns are useful.
     """
     reads: tuple[str | int, ...] | None = None
-    """Fields of a record that the operator reads; None: all."""
+    """Fields of a record that the operator reads; None means all fields."""
     columns: Mapping[str, Expr[Any]] | None = None
-    """The expressions of the fields that a `select` emits, by name; None: another operator."""
+    """The expressions of the fields that a `select` emits, by name; None for any other operator."""
     keeps_records: bool = False
     """Whether the operator emits records unchanged, so that the next operators may read their
     fields.
@@ -92,21 +93,23 @@ class OperatorTraits:
     counts: bool = False
     """Whether the operator reads only the key of a record, and emits no input record."""
     taken: tuple[Callable[[Any], Any], ...] | None = None
-    """The one function through which the operator reads a record. Empty if the operator only
-    counts, None if it reads more.
+    """The one function through which the operator reads a record, as a tuple of one item.
+
+    The tuple is empty if the operator only counts records. None means that the operator reads more.
     """
     combiner: LocalAggregate | None = None
-    """Aggregate that shrinks a batch before it is sent to the operator."""
+    """Aggregate that reduces each batch before it is sent to the operator; None if there is none.
+    """
     fuses: bool = False
-    """Whether the operator can be fused with a neighbour that also can."""
+    """Whether the operator can be fused with neighbours that can be fused, too."""
     sink: BaseSink[Any] | None = None
-    """The sink to which the operator writes."""
+    """The sink to which the operator writes; None for other operators."""
 
     def __reduce__(self) -> Any:
         return OperatorTraits, ()
 
     def why_rows_by(self, *, key_function: bool) -> str | None:
-        """Returns the reason why the operator turns columns into rows.
+        """Returns the reason why the operator converts columns to rows, or None if it does not.
 
         `key_function` tells whether a function, not an expression, computes the keys.
         """
@@ -176,8 +179,8 @@ def running(aggregate: FoldingAggregate) -> OperatorTraits:
 def slices(aggregate: FoldingAggregate, grid: SliceGrid) -> OperatorTraits:
     """Returns the traits of a window of event time that aggregates by slice.
 
-    `counts` is False even for a window that only counts, because it emits late elements: a running
-    job may get subscriptions to them.
+    `counts` is False even for a window that only counts, because a running job may get
+    subscriptions to its late elements.
     """
     return _aggregating(aggregate, combiner=_local().local_aggregate(aggregate, grid))
 
@@ -193,8 +196,8 @@ def clock_window(aggregate: FoldingAggregate, grid: SliceGrid) -> OperatorTraits
 
 
 def join(why_rows: str | None) -> OperatorTraits:
-    """Returns the traits of a window join. `why_rows` is the reason why it cannot run on columns,
-    if any.
+    """Returns the traits of a window join. `why_rows` is the reason why the join cannot run on
+    columns, None if it can.
     """
     return OperatorTraits(why_rows=why_rows, needs_key_expression=why_rows is None)
 
@@ -217,7 +220,9 @@ def _counts(aggregate: FoldingAggregate) -> bool:
 
 
 def _local() -> ModuleType:
-    """Returns the module of partial aggregates. A worker, which plans nothing, does not load it."""
+    """Imports and returns the module `aggregate.local`. Workers plan nothing, so they do not load
+    it.
+    """
     from aioflow.operators.aggregate import local
 
     return local

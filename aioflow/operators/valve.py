@@ -1,14 +1,15 @@
 """Combines the watermarks of the channels of a task.
 
 The combined watermark is the minimum over the active channels. It only rises, and it is never
-MAX_WATERMARK while a channel could still send records. A channel that has reached MAX is finished
-and is ignored until all channels have reached MAX.
+MAX_WATERMARK while a channel could still send records. A channel that has reached MAX_WATERMARK is
+finished. It is ignored until all channels are finished.
 
-A channel that becomes active after being idle has to catch up with the output.
+A channel that becomes active after being idle is ignored until its watermark has reached the
+combined watermark.
 
-Each record carries the watermark that is in force before it. While a batch is processed, only its
-channel advances. So the combined watermarks are the watermarks of the batch, clamped between the
-last output and the minimum of the other channels.
+Each record carries the watermark that is in force before it. While a batch of one channel is
+processed, the other channels do not advance. So the combined watermarks are the watermarks of the
+batch, clamped between the last output and the minimum of the other channels.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class ChannelTime(NamedTuple):
     watermark: int = MIN_WATERMARK
     idle: bool = False
     aligned: bool = True
-    """Whether the channel takes part in the minimum: not while it is idle or catching up."""
+    """Whether the channel takes part in the minimum. It does not while it is idle, or below the
+    last output after being idle.
+    """
 
 
 BEGINNING = ChannelTime()
@@ -50,10 +53,10 @@ BEGINNING = ChannelTime()
 class StatusWatermarkValve:
     """The minimum of the watermarks over the aligned, active channels of one input.
 
-    A channel is aligned, that is, takes part in the minimum, while it is not idle and its watermark
-    is not below the last output. After being idle it may be below. The valve is idle when all its
-    channels are idle or finished, and at least one is not finished. The design follows the current
-    form of Flink's StatusWatermarkValve.
+    A channel is aligned, that is, it takes part in the minimum, while it is not idle and its
+    watermark is not below the last output. Only a channel that was idle can be below the last
+    output. The valve is idle when all its channels are idle or finished, and at least one is not
+    finished. The design follows the current form of Flink's StatusWatermarkValve.
     """
 
     __slots__ = ("_aligned", "_held", "_idle", "_watermarks", "idle", "watermark")
@@ -73,10 +76,11 @@ class StatusWatermarkValve:
         self._held = [MIN_WATERMARK] * n_channels
 
     def input_watermark(self, channel: int, watermark: int) -> int | None:
-        """Handles `watermark` of `channel`. Returns the new combined watermark if it rises,
+        """Handles `watermark` of `channel`. Returns the combined watermark if it has risen,
         otherwise None.
 
-        Ignores a regression, and any watermark except MAX on an idle channel.
+        Ignores a watermark that is lower than the last one of the channel. On an idle channel,
+        ignores any watermark except MAX_WATERMARK.
         """
         if watermark == MAX_WATERMARK:
             self._watermarks[channel] = MAX_WATERMARK
@@ -91,7 +95,7 @@ class StatusWatermarkValve:
         return self._advance()
 
     def input_status(self, channel: int, idle: bool) -> list[Watermark | WatermarkStatus]:
-        """Handles that `channel` became idle or active. Returns the watermarks and statuses to
+        """Handles that `channel` has become idle or active. Returns the watermarks and statuses to
         emit, in order.
 
         An unchanged status has no effect.
@@ -116,8 +120,9 @@ class StatusWatermarkValve:
         return outputs
 
     def input_finished(self, channel: int) -> list[Watermark | WatermarkStatus]:
-        """Handles the end of a channel, whose watermark is MAX from now on. Returns the watermarks
-        and statuses to emit.
+        """Handles the end of `channel`, which sets its watermark to MAX_WATERMARK.
+
+        Returns the watermarks and statuses to emit, in order.
         """
         outputs: list[Watermark | WatermarkStatus] = []
         self._append(outputs, self.input_watermark(channel, MAX_WATERMARK))
@@ -128,7 +133,7 @@ class StatusWatermarkValve:
     def input_batch(self, channel: int, batch: RecordBatch) -> RecordBatch:
         """Returns `batch` with the combined watermarks in place of the channel's watermarks.
 
-        Returns `batch` itself if they are equal.
+        Returns `batch` itself if both are equal.
         """
         watermarks, last, final = batch.watermarks, self.watermark, batch.watermark
         held = self._held
@@ -160,7 +165,7 @@ class StatusWatermarkValve:
         return batch.with_watermarks(clamped(watermarks, last, limit), combined)
 
     def state_of(self, channel: int) -> ChannelTime:
-        """Returns the watermark of `channel`, and whether it takes part in the minimum."""
+        """Returns the event time and the status of `channel`, for a checkpoint."""
         return ChannelTime(self._watermarks[channel], self._idle[channel], self._aligned[channel])
 
     @property
@@ -219,10 +224,10 @@ class StatusWatermarkValve:
 def mark_after_restore(kept: Sequence[int], parallelism: int) -> int:
     """Returns the watermark that is in force for a restored element.
 
-    `kept` contains the former watermark and the number of former subtasks; it may be empty. The
-    result is the former watermark, or MIN_WATERMARK if the parallelism has changed from more than
-    one. Elements of several former subtasks may meet then, and the watermark of one subtask must
-    not make elements of another late.
+    `kept` contains the watermark before the restore and the number of former subtasks, or is empty
+    in state of earlier versions. Returns that watermark, but MIN_WATERMARK if there were several
+    former subtasks and the parallelism has changed. Elements of several former subtasks may meet
+    then, and the watermark of one must not make elements of another late.
     """
     mark, former = kept or (MIN_WATERMARK, 1)
     return mark if former in (1, parallelism) else MIN_WATERMARK

@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 Extractor = Callable[[Any], Any]
-"""Element -> its unchecked timestamp."""
+"""Returns the timestamp of an element, which is not checked yet."""
 
 
 class WatermarkGenerator(Protocol):
-    """The interface of an object that computes timestamps and watermarks of one sequence of
-    records.
+    """The interface of an object that computes the timestamps and watermarks of one sequence of
+    records, batch by batch.
     """
 
     current: int
@@ -48,11 +48,12 @@ class WatermarkGenerator(Protocol):
     def apply(
         self, values: list[Any], timestamps: list[int] | None
     ) -> tuple[list[int] | None, list[int] | None, int]:
-        """Processes the next records, whose timestamps may be given. Returns
+        """Processes the next records. `timestamps` are the timestamps that they have already, None
+        if they have none. Returns
 
-        * their timestamps, None without event time;
-        * the watermark in force before each record, None if it is the same for all;
-        * the watermark after the last one.
+        * the timestamps of the records, None without event time;
+        * the watermark in force before each record, None if all have the same;
+        * the watermark after the last record.
 
         Raises TypeError or ValueError, which names the value, for an invalid timestamp.
         """
@@ -88,10 +89,10 @@ class _Stamping:
         return self._on_columns(values)
 
     def _times(self, values: list[Any], timestamps: list[int] | None) -> list[int]:
-        """Returns the checked timestamps of `values`.
+        """Returns the timestamps of `values`, after checking them.
 
-        The type of every timestamp is checked here, in fast passes over the whole list. Otherwise a
-        float would only be detected when a checkpoint encodes it.
+        Checks the type of every timestamp, in fast passes over the whole list. Otherwise a float
+        would be noticed only when a checkpoint encodes it.
         """
         extract, getter = self._extract, self._getter
         if (
@@ -178,7 +179,9 @@ class BoundedGenerator(_Stamping):
 
 
 class PunctuatedGenerator(_Stamping):
-    """A generator that calls a function of the application after each record for the watermark."""
+    """A generator that calls a function of the application after each record, which returns the
+    watermark.
+    """
 
     __slots__ = ("_on_event", "_what")
 
@@ -233,7 +236,7 @@ class SilentGenerator(_Stamping):
         return self._times(values, None), None, MIN_WATERMARK
 
     def restore(self, watermark: int) -> None:
-        """Does nothing: there are no watermarks to continue."""
+        """Does nothing, because this generator emits no watermarks."""
 
 
 class IngestionGenerator:
@@ -265,7 +268,7 @@ class IngestionGenerator:
 
 
 def _refuse(timestamp: object, expression: Any) -> NoReturn:
-    """Raises TypeError for `timestamp`, which is not an int; the message names a remedy.
+    """Raises TypeError for `timestamp`, which is not an int. The message suggests a remedy.
 
     `expression` is the expression that returned the timestamp, None if a function returned it.
     """
@@ -295,8 +298,8 @@ def _spell(value: object) -> str:
 
 
 def timestamp_extractor(timestamp: Any) -> Extractor | None:
-    """Returns `timestamp`, a function of the element or an expression, as a function; None stays
-    None.
+    """Returns `timestamp`, a function or an expression, as a function of the element. Returns None
+    for None.
     """
     if timestamp is None or inspect.isroutine(timestamp):
         return timestamp
@@ -327,8 +330,8 @@ def with_timestamp(fn: Callable[..., int | None]) -> Callable[[Any, int], int | 
 
 
 def custom_generator(generator: Any) -> Any:
-    """Returns an object with `on_event` for one subtask: a copy of `generator`, or the result of
-    calling it.
+    """Returns an object with the method `on_event` for one subtask: a copy of `generator` if it has
+    this method, otherwise the result of calling `generator`.
     """
     made = (
         copy.deepcopy(generator)

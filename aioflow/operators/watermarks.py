@@ -3,8 +3,8 @@ watermarks in mid-stream.
 
 A strategy is pure data. `create()` makes the generator of one subtask or split. For each batch, the
 generator returns the timestamps of the records and the watermark in force before each of them. The
-built-in generators compute it from the data alone and keep their state from batch to batch, so the
-borders of batches make no difference. Only idleness and ingestion time read a clock.
+built-in generators compute watermarks from the data alone and keep their state from batch to batch,
+so the borders of batches make no difference. Only idleness and ingestion time read a clock.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 WATERMARKS = "_watermarks"
-"""Union list state: the watermark of each subtask."""
+"""Name of the union list state with the watermark of each subtask."""
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -77,31 +77,34 @@ class WatermarkAlignment:
 
     group: str
     max_drift_ms: int
-    """How far the event time of a subtask may be ahead of the slowest one in the group."""
+    """Maximum time in ms by which a subtask may be ahead of the slowest subtask of the group."""
     every_ms: int
-    """Time between two reports of a subtask."""
+    """Time in ms between two reports of a subtask."""
 
 
 @explained_methods
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkStrategy(Generic[T]):
-    """A strategy that assigns timestamps and watermarks to a stream. Use the constructors.
+    """A strategy that assigns timestamps and watermarks to a stream. Call one of the static methods
+    to make one.
 
     `timestamp` is a function of the element, or an expression, that returns int ms since the epoch.
-    With None the records keep their timestamps.
+    If it is None, the records keep the timestamps that they have.
     """
 
     kind: WatermarkKind
     timestamp: Callable[[T], int] | Expr[Any] | None = None
     delay_ms: int = 0
-    """Maximum delay of out-of-order records."""
+    """Maximum delay of out-of-order records in ms."""
     # A function of (value, timestamp) or of the value; for `custom` the generator, or its factory.
     function: Any = None
     """The application's function or generator for watermarks."""
     idle_after_ms: int | None = None
-    """Time without records after which the stream counts as idle; None: never."""
+    """Time in ms without records after which the stream counts as idle; None means never."""
     alignment: WatermarkAlignment | None = None
-    """The group of sources in which the source waits for the slowest; None: it never waits."""
+    """The group of sources within which this source waits for the slowest; None means that it never
+    waits.
+    """
 
     def __post_init__(self) -> None:
         timestamp_extractor(self.timestamp)  # Raises here, where a wrong function was written.
@@ -125,8 +128,8 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[E], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[E]:
-        """Returns a strategy for timestamps that never decrease. A record with a lower timestamp is
-        late.
+        """Returns a strategy for timestamps that never decrease. A record whose timestamp is lower
+        than an earlier one is late.
         """
         return WatermarkStrategy(
             kind=WatermarkKind.BOUNDED, timestamp=timestamp, idle_after_ms=_idle_ms(idle_after)
@@ -139,8 +142,8 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[E], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[E]:
-        """Returns a strategy for records that are at most `delay` behind the latest record before
-        them.
+        """Returns a strategy for records whose timestamps are at most `delay` behind the highest
+        timestamp so far.
 
         The watermark is the highest timestamp so far, minus the delay, minus 1.
         """
@@ -161,9 +164,11 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[E], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[E]:
-        """Returns a strategy in which a function returns the watermark after each record, or None.
+        """Returns a strategy that calls `fn` after each record; the function returns the new
+        watermark, or None.
 
-        The function is `fn(value, timestamp)` or `fn(value)`. A lower watermark is ignored.
+        `fn` is called as `fn(value, timestamp)` or `fn(value)`. A watermark that is lower than an
+        earlier one is ignored.
         """
         return WatermarkStrategy(
             kind=WatermarkKind.PUNCTUATED,
@@ -184,8 +189,8 @@ class WatermarkStrategy(Generic[T]):
 
     @staticmethod
     def ingestion_time() -> WatermarkStrategy[E]:
-        """Returns a strategy whose timestamp is the time of arrival at this operator. It never
-        decreases.
+        """Returns a strategy that uses the time of arrival at the operator as the timestamp.
+        Timestamps never decrease.
         """
         return WatermarkStrategy(kind=WatermarkKind.INGESTION)
 
@@ -196,11 +201,11 @@ class WatermarkStrategy(Generic[T]):
         timestamp: Callable[[E], int] | Expr[Any] | None = None,
         idle_after: Duration | None = None,
     ) -> WatermarkStrategy[E]:
-        """Returns a strategy with a user's generator of watermarks.
+        """Returns a strategy with a watermark generator of the user.
 
-        `generator()` returns an object with `on_event(value, timestamp) -> int | None`, which
-        returns the watermark after that record. A `generator` that has `on_event` itself is copied
-        for each subtask.
+        `generator()` returns an object with the method `on_event(value, timestamp) -> int | None`,
+        which returns the watermark after that record. Alternatively, `generator` itself has
+        `on_event`; it is then copied for each subtask.
         """
         return WatermarkStrategy(
             kind=WatermarkKind.CUSTOM,
@@ -210,8 +215,8 @@ class WatermarkStrategy(Generic[T]):
         )
 
     def with_idleness(self, idle_after: Duration) -> WatermarkStrategy[T]:
-        """Returns the same strategy with idleness: after `idle_after` without records the stream is
-        idle.
+        """Returns a copy of the strategy, with which the stream becomes idle after `idle_after`
+        without records.
 
         An idle stream does not hold other streams back.
         """
@@ -220,11 +225,12 @@ class WatermarkStrategy(Generic[T]):
     def with_alignment(
         self, group: str, max_drift: Duration, *, every: Duration = "1s"
     ) -> WatermarkStrategy[T]:
-        """Returns the same strategy for a source that waits for slower ones.
+        """Returns a copy of the strategy for a source that waits for slower sources of a group.
 
         Sources of the flow with the same `group` are aligned. A subtask whose watermark is more
-        than `max_drift` ahead of the slowest one reads nothing until that one has caught up. Idle
-        and ended subtasks do not count. Subtasks report their watermarks at the interval `every`.
+        than `max_drift` ahead of the slowest subtask reads nothing until the slowest has caught up.
+        Idle and ended subtasks do not count. Subtasks report their watermarks at the interval
+        `every`.
         """
         if not isinstance(group, str) or not group:
             raise ValueError(f"group is {group!r}, expected a name")
@@ -250,7 +256,7 @@ class WatermarkStrategy(Generic[T]):
     def create(self, now_ms: Callable[[], int] | None = None) -> WatermarkGenerator:
         """Returns the generator of one subtask or split.
 
-        Only ingestion time needs `now_ms`, the wall clock.
+        `now_ms` returns the time in ms since the epoch; only ingestion time needs it.
         """
         match self.kind:
             case WatermarkKind.BOUNDED:
@@ -276,10 +282,10 @@ class WatermarkStrategy(Generic[T]):
 
 
 class IdlenessTimer:
-    """Decides when a stream is idle: when it was polled for `idle_after_ms` without records.
+    """Decides when a stream becomes idle: when polls have returned no records for `idle_after_ms`.
 
-    `now_ms` is any clock. Time without a poll (back pressure) is not counted. The design follows
-    Flink's WatermarksWithIdleness and PausableRelativeClock.
+    `now_ms` may come from any clock. Time without a poll (back pressure) is not counted. The design
+    follows Flink's WatermarksWithIdleness and PausableRelativeClock.
     """
 
     __slots__ = ("_quiet_ms", "_since_ms", "idle", "idle_after_ms")
@@ -293,17 +299,17 @@ class IdlenessTimer:
     def records(self) -> bool:
         """Notes that records arrived.
 
-        Returns whether the stream was idle and is active again. If so, report this before sending
-        the records.
+        Returns True if the stream was idle and becomes active now. The caller must then emit the
+        active status before the records.
         """
         was_idle, self.idle = self.idle, False
         self._quiet_ms, self._since_ms = 0, None
         return was_idle
 
     def nothing(self, now_ms: int) -> int | None:
-        """Notes a poll without records; the time counts from the first of such polls in a row.
+        """Notes a poll without records. The idle time starts with the first such poll in a row.
 
-        Returns when to call `check`, or None if the stream is idle already.
+        Returns the time at which to call `check`, or None if the stream is idle already.
         """
         if self.idle:
             return None
@@ -312,7 +318,7 @@ class IdlenessTimer:
         return self._since_ms + self.idle_after_ms - self._quiet_ms
 
     def pause(self, now_ms: int) -> None:
-        """Stops the count until the next call, and keeps the time counted so far."""
+        """Stops counting the idle time until the next poll, and keeps the time counted so far."""
         if self._since_ms is not None:
             self._quiet_ms += now_ms - self._since_ms
             self._since_ms = None
@@ -332,8 +338,8 @@ class IdlenessTimer:
 class TimestampsAndWatermarksOperator(Operator):
     """An operator that assigns timestamps and watermarks in mid-stream.
 
-    Drops watermarks from upstream, except the one at the end of the input. The watermark is part of
-    the checkpoint, so that a record that was late is late again after a restore.
+    Drops watermarks from upstream, except the one at the end of the input. Checkpoints contain the
+    watermark, so that a late record is late again after a restore.
     """
 
     def __init__(self, strategy: WatermarkStrategy[Any]) -> None:

@@ -1,9 +1,9 @@
 """Aggregates for whole batches: one generated loop adds a batch of records to the accumulators of
 their keys.
 
-A running or windowed aggregate spends its time on finding and changing the accumulator of each key.
-Here one Python loop does this for a whole batch. The aggregates combined by an `agg` keep their
-accumulators in one list. Expressions are inlined in the loop as source, and so are simple
+A running or windowed aggregate spends most of its time on finding and changing the accumulator of
+each key. Here one Python loop does this for a whole batch. The aggregates combined by an `agg` keep
+their accumulators in one list. Expressions are inlined in the loop as source, and so are simple
 functions, such as field access (`operators.inlining`); other functions are called. A record costs
 the time of its functions and some 60 ns.
 
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 Selector = Callable[[Any], Any] | Expr[Any] | None
-"""Extracts a value from an element: a function, an expression, or None for the element itself."""
+"""What to read of an element: a function of it, an expression, or None for the element itself."""
 
 _ABSENT: Any = object()
 
@@ -99,8 +99,8 @@ class LoopWriter:
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """A context manager that indents the lines written inside the block, under the line
-        `header`.
+        """Writes the line `header`, and indents the lines that are written inside the `with`
+        block.
         """
         self.line(header)
         self._depth += 1
@@ -160,8 +160,11 @@ class LoopWriter:
         emit: Callable[[Expr[Any]], str],
         slow: Callable[[Expr[Any]], Callable[[Any], Any]],
     ) -> str:
-        """Writes the evaluation of an expression, with a fallback for other kinds of rows or
-        missing fields.
+        """Writes lines that evaluate the expression `e` on the element, and returns the name of the
+        result variable.
+
+        `emit` returns the fast source text. `slow` compiles a function that is called if that text
+        fails, for example because a field is missing.
         """
         function = self.constant(slow(e))
         if self._kind is RowKind.ATTRIBUTES and shadowed(e):
@@ -177,7 +180,7 @@ class LoopWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """The generated functions of one aggregate, for one kind of row and of table."""
+    """The compiled functions of one aggregate, for rows of one kind and tables of one kind."""
 
     fold: Callable[[Any, Sequence[Any], Sequence[Any]], None]
     running: Callable[[Any, Sequence[Any], Sequence[Any]], list[tuple[Any, Any]]]
@@ -187,11 +190,10 @@ class _Program:
 
 
 class FoldingAggregate(AggregateFunction[Any, Any, Any]):
-    """Base of the aggregates that provide the source text of their loop, which is compiled.
+    """Base of the aggregates that provide source text for the generated loop.
 
-    `initial` is the source of a new accumulator. `in_place` means that the accumulator is a
-    container, which is changed, not replaced. `regroups` means that merging is associative:
-    accumulators in a given order have the same result, however their merges are grouped. Sums of
+    `initial` is the source text of a new accumulator. `in_place` means that the accumulator is a
+    container, which is changed, not replaced. `regroups` means that merging is associative. Sums of
     floats do not regroup, because of rounding.
     """
 
@@ -201,7 +203,7 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
     regroups = False
 
     def write_initial(self, writer: LoopWriter) -> str:
-        """Returns the source of a new accumulator."""
+        """Returns source text of an expression that creates an accumulator."""
         return self.initial
 
     def write_add(self, writer: LoopWriter, slot: str) -> None:
@@ -209,16 +211,18 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         raise AssertionError(f"{type(self).__name__} does not say how to add")
 
     def write_result(self, writer: LoopWriter, slot: str) -> str:
-        """Returns the source of the result of the accumulator in `slot`.
+        """Returns source text of an expression for the result of the accumulator in `slot`.
 
         The result shares no mutable part with the accumulator.
         """
         return slot
 
     def write_merge(self, a: str, b: str) -> str | None:
-        """Returns the source of a new accumulator, merged from `a` and `b`, which do not change.
+        """Returns source text of an expression that merges the accumulators `a` and `b` into a new
+        one, without changing them.
 
-        Returns None if `merge` has to be called. The source may contain `a` and `b` more than once.
+        Returns None if `merge` has to be called instead. `a` and `b` are source text, which the
+        result may contain more than once.
         """
         return None
 
@@ -447,7 +451,8 @@ class UserAggregate(FoldingAggregate):
 
 
 _PLAIN: dict[Any, Any] = {}
-"""Placeholder for the table of an accumulator that is passed without a table."""
+"""Empty table for the generation of functions that work on a single accumulator, without a table.
+"""
 
 
 def is_mergeable(function: AggregateFunction[Any, Any, Any]) -> bool:

@@ -5,11 +5,11 @@ Each takes `fn`, a function or expression of the element (None means the element
 `where`, which selects the elements to include. All follow these rules, so that any split of the
 input merges to the same result:
 
-* None is no value: `sum min max mean distinct top min_by max_by` skip an element for which `fn`
-  returns None; `collect first last` keep it, `count` counts elements;
-* NaN is greater than every number (as in Spark), so `max` of it is NaN and `min` avoids it; all
-  NaNs are one value of `distinct`;
-* among equals the first to arrive wins;
+* None does not count as a value: `sum min max mean distinct top min_by max_by` skip an element for
+  which `fn` returns None; `collect first last` keep it, `count` counts elements;
+* NaN is greater than every number (as in Spark), so `max` returns NaN if there is one, and `min`
+  only if there is nothing else; `distinct` counts all NaNs as one value;
+* among equal elements the first to arrive wins;
 * without elements the result is 0 for `count sum distinct`, [] for `collect top`, None for the
   others.
 
@@ -240,9 +240,9 @@ class BuiltIn(FoldingAggregate):
     name = ""
     argument = "fn"
     reads_one = False
-    """Whether the aggregate reads nothing of an element but the result of `fn`."""
+    """Whether the result of `fn` is all that the aggregate reads of an element."""
     has_column_form = False
-    """Whether `columns.kernels` has a `LeafKind` of its name."""
+    """Whether the aggregate can run on columns, as the `LeafKind` of the same name."""
 
     def __init__(self, fn: Selector, where: Selector) -> None:
         self.fn = as_selector(fn, self.name, self.argument)

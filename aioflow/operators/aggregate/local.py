@@ -1,12 +1,11 @@
-"""Aggregation before a keyed exchange: for each key, a batch sends one record to the window instead
-of all records.
+"""Aggregation before a keyed exchange: the sender reduces each batch to one record per key.
 
-The maximum of a window is the maximum of the maxima of its batches; this also holds for the first
-and the last element, for example. If a batch has few keys, the sender folds it with the window's
-own aggregate and sends the contents of the accumulators. So records are written, read and folded
-once for each key instead of each record. This is Flink's local aggregation, without a buffer and
-without a second kind of record: the window adds a sent record as any other record, and its state is
-the same.
+For example, the maximum of a window is the maximum of the maxima of its batches. The first and the
+last element of a window can be found in the same way. If a batch has few keys, the sender folds it
+with the window's own aggregate and sends the contents of the accumulators to the window. So the
+exchange and the window process one record per key instead of all records. This is Flink's local
+aggregation, but without a buffer and without a second kind of record: the window adds a sent record
+like any other record.
 
 Invariants: the results are the same, and in the same order.
 
@@ -14,22 +13,21 @@ Invariants: the results are the same, and in the same order.
   of its records are live or all are late, at any progress of the window. The watermark before the
   first record may be in force for all sent records.
 * Keys are sent in the order of their first record, which is also the order of the window's results.
-* The result of the aggregate does not depend on how the input is split into batches. The result of
-  a sum does, even for a batch of ints: if another batch holds a float, each later addition rounds.
-* The omitted records are not visible elsewhere: the window allows no lateness, with which each late
-  record would emit a result, and its late elements are not read. `numLateRecordsDropped` counts
-  sent records.
-* The compared values, if an accumulator contains them, have a type with a total order (`_ORDERED`).
+* The result of the aggregate does not depend on how the input is split into batches. So sums are
+  never folded, not even sums of ints: once another batch holds a float, each later addition rounds.
+* Nothing else shows that records are missing. The window allows no lateness, because each late
+  record would emit a result. Its side output of late elements is not read. `numLateRecordsDropped`
+  counts only the records that were sent.
+* If the accumulator contains compared values, their type has a total order (`_ORDERED`).
 * The functions of the aggregate only compute (`inlining`). If one fails, the records are sent
-  unchanged, and the window names the record that fails.
+  unchanged, and the error is raised in the window, with a note that names the record.
 
 If a batch is not folded, the sender may still extract from each element the one value that the
-aggregate reads. Then this value, or nothing, is sent instead of the element. Otherwise a sum of one
-field over several processes would have to write, read and decode every whole record. The sender
-calls the function that the aggregate would have called, and marks the batch (`RecordBatch.taken`).
-If the call fails, the whole records are sent, and the aggregate fails at that record, or drops it
-as late. So the function must only compute: the requirement is the same as for inlining it in a loop
-(`inlining`).
+aggregate reads. It then sends this value instead of the element, or only the key if the aggregate
+reads nothing. Otherwise a sum of one field would send every record as a whole. The sender calls the
+function that the aggregate would have called, and marks the batch (`RecordBatch.taken`). If the
+call fails, the whole records are sent, and the aggregate fails at that record, or drops it as late.
+So the function must have no side effects, as for inlining it in a loop (`inlining`).
 
 Some aggregates run on columns: `count sum mean min max` of expressions, and `agg` of these. numpy
 is imported only on demand.
@@ -99,8 +97,9 @@ class LocalAggregate:
     grid: SliceGrid
 
     def fold(self, batch: RecordBatch, key_of: Callable[[Any], Any]) -> RecordBatch | None:
-        """Returns the records, with keys, to send in place of `batch`. None means that `batch` is
-        sent as it is.
+        """Returns a smaller batch of records with keys to send in place of `batch`.
+
+        Returns None if `batch` is to be sent unchanged. `key_of` returns the key of an element.
         """
         values, timestamps, watermarks = batch.values, batch.timestamps, batch.watermarks
         if type(values) is not list or len(values) <= SAMPLE or timestamps is None:
@@ -182,9 +181,10 @@ of several zones have no total order.
 
 
 def _sent(aggregate: BuiltIn, held: list[Any]) -> list[Any] | None:
-    """Returns for each accumulator the value to add instead of its elements.
+    """Returns the values to send, one for each accumulator in `held`.
 
-    Returns None if there is no such value.
+    Adding such a value has the same effect as adding all elements of the accumulator. Returns None
+    if this is not possible for all of them.
     """
     kind = type(aggregate)
     if kind in _OF_ONE:
@@ -199,9 +199,9 @@ def _sent(aggregate: BuiltIn, held: list[Any]) -> list[Any] | None:
 def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
     """Returns a tuple with the one function through which `aggregate` reads an element.
 
-    The tuple is empty if it only counts. Returns None if it reads more, or is unknown. With
-    `where=` the aggregate does not call the function for every element, so the sender must not call
-    it.
+    The tuple is empty if the aggregate only counts. Returns None if the aggregate reads more, or is
+    not a known one. Also returns None with `where=`, because the aggregate then does not call the
+    function for every element.
     """
     found: dict[tuple[str, ...], Callable[[Any], Any]] = {}
     for part in aggregate.parts.values() if isinstance(aggregate, Agg) else [aggregate]:
@@ -223,10 +223,9 @@ def taken_by(aggregate: object) -> tuple[Callable[[Any], Any], ...] | None:
 def of_taken(aggregate: FoldingAggregate) -> FoldingAggregate:
     """Returns a copy of `aggregate` that reads extracted values instead of elements.
 
-    The accumulators stay the same. After a restore, in-flight data of an unaligned checkpoint may
-    be processed by changed code. Its values were extracted by the former code, so they are
-    aggregated as the former code would have done. A `where=` that was added since does not apply,
-    because it would need the elements.
+    The accumulators have the same form. After a restore, in-flight data of an unaligned checkpoint
+    may be processed by changed code. The values in this data were extracted by the old code, so the
+    function and the `where=` of the new code are not applied to them.
     """
     made = copy(aggregate)
     if isinstance(made, Agg):
@@ -237,7 +236,10 @@ def of_taken(aggregate: FoldingAggregate) -> FoldingAggregate:
 
 
 def at_record(value: Any, key: Any, *, taken: bool) -> str:
-    """Describes the failing record, or the value extracted from it, for an error message."""
+    """Describes the failing record for an error message.
+
+    With `taken`, `value` is not the record but the value that the sender extracted from it.
+    """
     of_key = f"of key {describe_record(key)}"
     return (
         f"at {describe_record(value)}, taken of a record {of_key}"
@@ -247,7 +249,10 @@ def at_record(value: Any, key: Any, *, taken: bool) -> str:
 
 
 def between_records(values: Sequence[Any], *, taken: bool) -> str:
-    """Describes a range of records for an error message; one of `values` is the failing record."""
+    """Describes, for an error message, the range of records `values`, one of which fails.
+
+    With `taken`, `values` are not records but values that the sender extracted from them.
+    """
     ends = f"{describe_record(values[0])} and {describe_record(values[-1])}"
     return f"between {ends}, taken of records" if taken else f"between records {ends}"
 

@@ -1,12 +1,12 @@
 """Running results of a keyed stream: each element emits one result, at the time of that element.
 
-State is one raw table, key -> accumulator, in namespace None. The whole batch is folded in one
-call, so a record costs only its aggregation and a tuple.
+The state is one raw table in namespace None, which maps each key to its accumulator. The whole
+batch is folded in one call, so a record costs only its aggregation and a tuple.
 
-State of one aggregate must not be read as state of another. So an operator records its aggregate in
-operator state and compares it at a restore. An accumulator does not identify its aggregate: the int
-of a count would silently continue as a sum. All functions of users count as the same aggregate
-here; users themselves are responsible for their accumulators.
+State of one aggregate must not be read as state of another: the int of a count would silently
+continue as a sum. So an operator records the name of its aggregate in operator state and compares
+the name at a restore. All aggregate functions of users have the same name here, so users themselves
+are responsible for their accumulators.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 RUNNING = "running"
-"""Name of the table key -> accumulator."""
+"""Name of the table that maps each key to its accumulator."""
 
 _ABSENT: Any = object()
 
@@ -61,9 +61,9 @@ class RunningAggregate(Protocol):
     def running(
         self, table: MutableMapping[Any, Any], keys: Sequence[Any], values: Sequence[Any]
     ) -> list[tuple[Any, Any]]:
-        """Adds `values[i]` to the accumulator of `keys[i]` in `table`.
+        """Adds `values[i]` to the accumulator of `keys[i]` in `table`, for each i.
 
-        Returns the key and its result after each value.
+        Returns the pair (key, result) right after each value.
         """
 
     def get_result(self, accumulator: Any) -> Any: ...
@@ -87,7 +87,10 @@ class _RunningOperator(Operator):
         return None
 
     def _shown(self) -> Callable[[Any], Any] | None:
-        """Returns the function from a stored value to the value that queries show, or None."""
+        """Returns the function that converts a stored value to the value that queries show.
+
+        Returns None if queries show the stored value itself.
+        """
         return None
 
     def _keys(self, batch: RecordBatch) -> list[Any]:
@@ -214,8 +217,8 @@ class RunningAggregateOperator(_RunningOperator):
         """Adds a note that names the record for which the fold fails.
 
         The record is found by folding each record alone into an empty table. An error that depends
-        on the accumulator does not recur then; the note names the first and last record of the
-        batch instead.
+        on the earlier accumulator does not recur in an empty table. The note then names the first
+        and the last record of the batch.
         """
         taken = aggregate is not self._aggregate
         for key, value in zip(keys, values, strict=True):
@@ -232,8 +235,8 @@ class RunningAggregateOperator(_RunningOperator):
 
 
 class RunningReduceOperator(_RunningOperator):
-    """The operator of `reduce(fn)`: emits the reduced value so far; for the first element of a key,
-    the element itself.
+    """The operator of `reduce(fn)`: emits the reduced value so far, which for the first element of
+    a key is the element itself.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
@@ -275,7 +278,7 @@ class RunningReduceOperator(_RunningOperator):
 
 
 AGGREGATE = f"{INTERNAL_PREFIX}aggregate"
-"""Union list state: the aggregate of each subtask."""
+"""Name of the union list state with the name of the aggregate, one entry per subtask."""
 
 REDUCE = "reduce"
 OWN = "a function of its own"

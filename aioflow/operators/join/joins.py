@@ -1,9 +1,9 @@
 """Joins of two keyed streams by window: `join` and `co_group`.
 
 A co-group is a window over the tagged union of both inputs: an element is kept as (input, value),
-in order of arrival. The window join of pairs, which may keep columns instead, has a module of its
-own, `window_join`. The watermarks of the batches are those of the operator, the minimum over its
-inputs. Late elements are counted and dropped.
+in order of arrival. The join of pairs, which may keep columns instead, is in the module
+`window_join`. The watermarks of all batches are the operator's own, the minimum over both inputs.
+Late elements are counted and dropped.
 """
 
 from __future__ import annotations
@@ -41,24 +41,23 @@ if TYPE_CHECKING:
 __all__ = ["PROGRESS", "CoGroupOperator", "make_window_join"]
 
 COLUMNS = f"{INTERNAL_PREFIX}join-columns"
-"""Name of the table of chunks, see `columns.hash_join`.
+"""Name of the table of the columns of a join, in chunks; see `columns.hash_join`.
 
-It contains bytes under generated ints, which queries must not show as keys.
+The keys of this table are generated ints, which queries must not show as keys of the join.
 """
 
 PROGRESS = f"{INTERNAL_PREFIX}join-progress"
 """Name of the union list state for `window_join`.
 
-Each subtask writes (first key group, last key group, until, number of records received).
+Each subtask writes (first key group, last key group, `_until`, number of records received).
 """
 
 FIRED = f"{INTERNAL_PREFIX}join-fired"
-"""Name of the table (start of window, end) -> key -> True, which lists the keys that a window had
-fired when a checkpoint interrupted it.
+"""Name of the table of the keys that an interrupted window had fired: (start, end) -> key -> True.
 
-If only some pairs of a key were emitted, the value is not True but contains the number of emitted
-pairs and the numbers of the key's records on the left and on the right. Fired keys of rows are not
-listed: they are no longer in the window.
+If only some pairs of a key were emitted, the value is not True but a tuple: the number of emitted
+pairs, and the numbers of the key's records on the left and on the right. If all pairs of a key of
+rows were emitted, the key is not listed, because it is no longer in the window.
 """
 
 ROWS_MAX = 1_024
@@ -132,7 +131,7 @@ class CoGroupOperator(WindowOperator):
         )
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the input records that come after the windows that fire."""
+        """Returns the rest of the batch, which is processed after the windows that fire now."""
         rest = super().unprocessed()
         if rest is None:
             return None
@@ -152,7 +151,7 @@ class CoGroupOperator(WindowOperator):
                 self._fired = None
 
     def _fire_columns(self, watermark: int, reached: int) -> Iterator[None]:
-        """Fires the windows that are held as columns and end up to `watermark`.
+        """Fires the windows that are held as columns and that `watermark` has passed.
 
         Their results follow the results of rows. `reached` is the event time before this advance.
         """
@@ -191,8 +190,8 @@ class CoGroupOperator(WindowOperator):
     def _take_over(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]]) -> None:
         """Converts all `chunks` to rows.
 
-        `shares` contains key groups, each with the end up to which its windows are rows already, or
-        have fired.
+        `shares` contains pairs (key groups, end): windows of these key groups up to `end` are held
+        as rows already, or have fired.
         """
         self._take_as_rows(chunks, shares, MAX_WATERMARK)
         for namespace in chunks:
@@ -203,8 +202,8 @@ class CoGroupOperator(WindowOperator):
     ) -> None:
         """Converts chunks of the key groups in `shares` to rows.
 
-        Only windows that end after the group's end in `shares`, and not after `until`, are
-        converted.
+        Converts only windows that end after the end given for the key group in `shares`, and not
+        after `until`.
         """
         if not chunks:
             return
@@ -227,10 +226,10 @@ class CoGroupOperator(WindowOperator):
                 pass
 
     def _add_rows(self, rows: Iterable[Row], grid: SliceGrid, until: int) -> Iterator[None]:
-        """Adds each record to its windows, in `grid`, that end later than the end given in the
-        record's row.
+        """Adds each record of `rows` to its windows in `grid`, except windows that end up to the
+        time `behind` in its row.
 
-        Windows that end after `until` are left out.
+        Windows that end after `until` are left out, too.
         """
         state, fired, rest = self._state, self._fired, ROWS_MAX
         for _, side, start, key, value, behind in rows:
@@ -254,7 +253,9 @@ class CoGroupOperator(WindowOperator):
 
 
 class _Untagged:
-    """An assigner for tagged elements, which gives the element itself to another assigner."""
+    """Wraps an assigner for tagged elements (input, value): passes the value alone to the
+    assigner.
+    """
 
     def __init__(self, assigner: WindowAssigner) -> None:
         self._assigner = assigner
@@ -272,8 +273,8 @@ class _Untagged:
 
 
 class _UntaggedGap:
-    """A session gap function for tagged elements, which calls the user's gap function with the
-    element itself.
+    """Wraps a session gap function for tagged elements (input, value): calls the user's function
+    with the value alone.
     """
 
     __slots__ = ("_gap",)

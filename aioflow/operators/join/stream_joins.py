@@ -2,8 +2,8 @@
 the other side: all (`RegularJoinOperator`), or those near in event time (`IntervalJoinOperator`).
 
 The pairs of one element are emitted in pieces. Between two pieces a checkpoint can store the rest
-of the batch, from this element on, and the number of its pairs that are left. The watermarks of the
-batches are those of the operator, the minimum over its inputs.
+of the batch from this element on, and the number of this element's pairs that are left. The
+watermarks of all batches are the operator's own, the minimum over both inputs.
 """
 
 from __future__ import annotations
@@ -39,43 +39,50 @@ __all__ = [
 
 TIMERS = "interval-join-timers"
 BUFFERS = ("interval-join-left", "interval-join-right")
-"""Names of the tables key -> (times, values), sorted by time, or (time, value) of one element.
+"""Names of the tables that map a key to its elements (times, values), two lists sorted by time.
 
-For a key with one element, a pair instead of lists makes a third of the objects that the garbage
-collector examines.
+A key with one element has (time, value) instead, so that the garbage collector has to examine only
+a third as many objects.
 """
 
 INSTANTS_MIN = 64
-"""Minimum number of instants in the length of an interval at which elements are dropped."""
+"""Minimum number of instants within the length of the join interval.
+
+Elements are dropped only at instants.
+"""
 
 TIMERS_TOGETHER = 256
 """Maximum number of timers that fire together."""
 
 TIMERS_FEW = 64
-"""If an instant has fewer timers than this, the next instants are farther apart."""
+"""Number of timers per instant below which the distance between instants is doubled."""
 
 NAMED_TOGETHER = 64
-"""Number of records whose keys are announced to the state together.
+"""Number of records whose keys are announced to the state backend together.
 
-The state may drop announced keys once the join function has announced a thousand others.
+The state backend may drop announced keys from memory once the join function has announced a
+thousand others.
 """
 
 Held = tuple[Any, Any]
-"""A value of the tables `BUFFERS`."""
+"""The elements of one key, in the form of a value of the tables `BUFFERS`."""
 
 ONE, NONE = range(1), range(0)
-"""The partners of an element, if one element of the key is kept."""
+"""Indices of the partners of an element if one element is kept under the key: this one, or none."""
 
 PARTLY_JOINED = f"{INTERNAL_PREFIX}partly-joined"
-"""Name of the table key -> (input, number of pairs that are left) of the element that a checkpoint
-interrupted. It is the next element of that key.
+"""Name of the table with the elements that a checkpoint interrupted: key -> (input, pairs left).
+
+The interrupted element is the first one of its key that is processed after a restore.
 """
 
 
 class PairingOperator(Operator):
-    """Base of both joins: the pairs of one element in pieces, and checkpoints between them.
+    """Base of both joins. Emits the pairs of one element in pieces, between which checkpoints are
+    possible.
 
-    A subclass iterates over a batch in `_run`, and over the pieces of one element with `_leave`.
+    A subclass iterates over a batch in `_run`, and yields from `_leave` between two pieces of one
+    element.
     """
 
     inputs = 2
@@ -83,14 +90,14 @@ class PairingOperator(Operator):
     _out: ResumableOutput
     _state: KeyedStateBackend
     _batch: RecordBatch | None = None
-    """The batch that is being processed, which is of input `_side`."""
+    """The batch of input `_side` that is being processed."""
     _side = 0
     _position = 0
-    """Number of its processed records."""
+    """Number of records of `_batch` that are processed."""
     _left: int | None = None
     """Number of pairs of the next record that are not emitted yet, None between two records."""
     _is_listed = False
-    """Whether a checkpoint has listed that record."""
+    """Whether a checkpoint has added the record at `_position` to the table `PARTLY_JOINED`."""
     _partly: StateTable | None = None
     """The table `PARTLY_JOINED`, while it has entries."""
 
@@ -145,10 +152,11 @@ class PairingOperator(Operator):
         return self._out.resume(max_records)
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the rest of the batch, which begins with the record whose pairs are emitted now.
+        """Returns the rest of the batch, which begins with the record whose pairs are being
+        emitted.
 
-        The state has the number of this record's pairs that are left. While elements are dropped,
-        no records are left.
+        The state contains the number of pairs of this record that are left. The rest is empty while
+        elements are dropped after the last record.
         """
         if self._batch is None:
             return None
@@ -166,9 +174,10 @@ class PairingOperator(Operator):
         self._state.current_key = key
 
     def _left_of(self, index: int, key: Any) -> int | None:
-        """Removes and returns the number of pairs that are left of the next element of `key`.
+        """Removes and returns the number of pairs that are left for the next element of `key`.
 
-        None if no checkpoint has interrupted its pairs.
+        Returns None if no checkpoint has interrupted the pairs of this element. `index` is its
+        input.
         """
         if self._partly is None:
             return None
@@ -265,8 +274,8 @@ def _pairs_of_right(value: Any, others: list[Any]) -> list[Any]:
 
 
 class IntervalJoinContext(OperatorProcessContext):
-    """The context of `fn(left, right, ctx)`. Its `timestamp` is the larger one of the two
-    elements.
+    """The context of `fn(left, right, ctx)`. Its `timestamp` is the larger one of the timestamps of
+    both elements.
     """
 
     __slots__ = ("left_timestamp", "right_timestamp")
@@ -278,9 +287,10 @@ class IntervalJoinContext(OperatorProcessContext):
 class _Instants:
     """The instants at which the elements of one input are dropped.
 
-    Timers of one instant share an entry of the queue and fire together, which costs less than an
-    instant for each element. In return, elements stay up to `max_distance_ms` longer. An instant
-    with many timers would delay later results, so the distance between instants is then reduced.
+    Timers of one instant share an entry of the timer queue and fire together, which costs less than
+    an instant of its own for each element. In return, elements stay up to `max_distance_ms` longer.
+    An instant with many timers would delay later results, so the distance between instants is then
+    reduced.
     """
 
     __slots__ = ("_count", "_distance_ms", "_last", "_max_distance_ms")
@@ -295,7 +305,7 @@ class _Instants:
         """
 
     def after(self, end: int) -> int:
-        """Returns the first instant that is not before `end`."""
+        """Returns the first instant at or after `end`."""
         distance_ms = self._distance_ms
         due = -(-end // distance_ms) * distance_ms
         self._count += 1
@@ -454,7 +464,11 @@ class IntervalJoinOperator(PairingOperator):
         held: Held,
         partners: range,
     ) -> Iterator[None]:
-        """Joins record `position` of the batch with its `partners`, elements of `held`."""
+        """Joins record `position` of the batch with the elements of `held` at the indices
+        `partners`.
+
+        `key`, `value` and `time` belong to the record. Yields between two pieces of the output.
+        """
         is_left = self._side == 0
         ctx, out, state, call = self._join_ctx, self._out, self._state, self._function.call
         watermark = self._timers.current_watermark
@@ -492,10 +506,11 @@ class IntervalJoinOperator(PairingOperator):
         state.current_key = NO_KEY
 
     def _kept(self, held: Held, key: Any, index: int, value: Any, time: int) -> Held:
-        """Returns the elements of a key in `held`, together with one more element.
+        """Adds an element (`value`, `time`) of input `index` to `held`, the elements of `key`.
+        Returns them all.
 
-        Registers a timer if needed, so that one is due at the latest when half of the elements can
-        find no partner any more.
+        Registers a timer if needed. A timer of the key is due at the latest when half of its
+        elements can find no partner any more.
         """
         times, values = held if type(held[0]) is list else ([held[0]], [held[1]])
         if time >= times[-1]:
@@ -510,14 +525,14 @@ class IntervalJoinOperator(PairingOperator):
         return times, values
 
     def _drop_at(self, key: Any, index: int, time: int) -> None:
-        """Registers a timer for the next instant from which an element with timestamp `time` can
-        find no partner.
+        """Registers a timer for the first instant at which an element with timestamp `time` can
+        find no partner any more.
         """
         due = self._instants[index].after(time + self._kept_for[index])
         self._timers.register_event_time_timer(key, index, due)
 
     def _drop_until(self, watermark: int) -> Iterator[None]:
-        """Drops elements that find no partner from `watermark` on.
+        """Drops elements that can find no partner once event time has reached `watermark`.
 
         Emits nothing, but may take long.
         """
@@ -537,8 +552,9 @@ class IntervalJoinOperator(PairingOperator):
         """Drops the elements up to `time` on side `index`, which can find no partner any more.
 
         The elements are dropped only when they are half of all elements of the key. So the next
-        timer of the key is due when its middle element expires, and the cost for each element does
-        not depend on the number of elements. Until then new elements cannot join with expired ones.
+        timer of the key is registered for the time when the middle element expires. The cost per
+        element then does not depend on the number of elements. Expired elements that are still kept
+        never join.
         """
         buffer, kept_for = self._buffers[index], self._kept_for[index]
         held = buffer.peek().get(key)
@@ -561,10 +577,15 @@ class IntervalJoinOperator(PairingOperator):
 
 
 def make_interval_join(fn: Any, lower_ms: int, upper_ms: int) -> Operator:
-    """Returns the operator for one subtask that joins two streams by the distance in time."""
+    """Returns the operator for one subtask that joins elements of two streams whose timestamps are
+    near each other.
+    """
     return IntervalJoinOperator(fresh(fn), lower_ms, upper_ms)
 
 
 def make_regular_join(ttls: Sequence[Any]) -> Operator:
-    """Returns the operator for one subtask that joins two whole streams."""
+    """Returns the operator for one subtask that joins two streams without a limit in event time.
+
+    `ttls` are the times to live of left and right elements; None means no expiry.
+    """
     return RegularJoinOperator(ttls)

@@ -1,12 +1,13 @@
 """The window join: pairs every left element with every right element of the same key and window, as
 rows or on columns.
 
-On rows the join is a window over the tagged union of both inputs. Pairs of event-time windows also
-run on columns: a batch is kept whole by slice (`columns.hash_join`), and all pairs of a window are
-made at once when it fires. Both forms may meet in one run, because one side may send rows, or a
-batch may have keys that columns do not support. So every window is held in one of the two forms:
+On rows the join is a window over the tagged union of both inputs. With event-time windows the join
+may also run on columns: records are kept as columns by slice (`columns.hash_join`), and all pairs
+of a window are made at once when it fires. Both forms may occur in one run, because one input may
+send rows, or a batch may have keys that columns do not support. So every window is held in one of
+the two forms:
 
-* windows that end at or before `_until` are held as rows, or are over. Later windows are held as
+* windows that end at or before `_until` are held as rows, or have fired. Later windows are held as
   columns. A record that belongs to windows of both forms is held in both forms;
 * before a row is added, the columns of its windows are converted to rows, in the order in which
   they arrived, and `_until` advances to the end of these windows;
@@ -19,8 +20,8 @@ pairs of one key of rows. Then the state lists the number of emitted pairs, and 
 popped but have not fired are registered again.
 
 So neither the order of results nor lateness depends on which batches arrived as columns. After a
-restore the highest `_until` of the former subtasks applies to all key groups. Columns of key groups
-with a lower `_until` are converted to rows up to the highest.
+restore the highest `_until` of the former subtasks applies to all key groups. If the `_until` of a
+key group was lower, its columns are converted to rows up to the highest.
 """
 
 from __future__ import annotations
@@ -58,16 +59,17 @@ __all__ = ["WindowJoinOperator", "why_rows"]
 logger = logging.getLogger(__name__)
 
 PAIRS_MAX = 65_536
-"""Pairs in one piece of the output."""
+"""Maximum number of pairs in one piece of the output."""
 
 PAIRS_LISTED = 16
-"""Maximum number of pairs of a key of rows that are made at once instead of one by one."""
+"""Maximum number of pairs that a key of rows emits as a list instead of one by one."""
 
 KEYS_LISTED = 16_384
-"""Number of keys of an interrupted window that are listed, or read, between two yields: 2 ms."""
+"""Number of keys of an interrupted window that are written or read between two yields, in 2 ms."""
 
 WINDOWS_MAX = 64
-"""Maximum number of windows with one empty side, or of slices of a batch, between two yields.
+"""Maximum number of windows with one empty side, or of slices of a batch, that are processed
+between two yields.
 """
 
 FAR = 100
@@ -78,15 +80,15 @@ A warning in the log names such a row.
 
 
 class _Hot(NamedTuple):
-    """A key of rows whose pairs are emitted in pieces."""
+    """A key whose records are held as rows and whose pairs are emitted in pieces."""
 
     key: Any
     window: tuple[int, ...]
     before: int
-    """Number of results that the operator emitted before the first pair."""
+    """Number of results that the operator had emitted before the first pair of this key."""
     height: int
     width: int
-    """Numbers of records on the left and on the right."""
+    """Number of the key's records on the right; `height` is the number on the left."""
 
 
 class WindowJoinOperator(CoGroupOperator):
@@ -115,11 +117,11 @@ class WindowJoinOperator(CoGroupOperator):
         self._arrived = 0
         self._warned = False
         self._firing: tuple[int, int] | None = None
-        """The window of columns that fires now."""
+        """Start and end of the window of columns that fires now; None if no such window fires."""
         self._given: list[Any] = []
-        """Codes of the keys that this window has fired and `FIRED` does not list yet."""
+        """Codes of the keys that the window `_firing` has fired and `FIRED` does not list yet."""
         self._pairs: Pairing | None = None
-        """The pairs of the block of keys that this window fires now."""
+        """The pairs of the block of keys that the window `_firing` fires now."""
         self._made = 0
         """Number of pairs in `_pairs` that were emitted."""
         self._rests_amid_pairs = (
@@ -128,7 +130,9 @@ class WindowJoinOperator(CoGroupOperator):
             and evictor is None
             and not lateness_ms
         )
-        """Whether a window of rows fires once, by a timer that may fire again after a restore."""
+        """Whether a checkpoint may interrupt the pairs of one key: a window fires only once, by a
+        timer that can be registered again.
+        """
         self._hot: _Hot | None = None
         """The last key of rows whose pairs were made one by one."""
 
@@ -146,7 +150,7 @@ class WindowJoinOperator(CoGroupOperator):
         return written
 
     def _list_fired(self) -> Iterator[None]:
-        """Lists the keys that were fired of the window that a checkpoint interrupts."""
+        """Adds to the table `FIRED` the keys that the interrupted window `_firing` has fired."""
         window, sides, parts = self._firing, self._sides, dict[int, tuple[int, int, int]]()
         if window is None or sides is None:
             return
@@ -170,9 +174,10 @@ class WindowJoinOperator(CoGroupOperator):
         self._given.clear()
 
     def _list_hot(self, hot: _Hot, unfired: Unfired) -> None:
-        """Lists the pairs that a key of rows has emitted. Registers timers that have not fired.
+        """Notes in the table `FIRED` how many pairs the key `hot` has emitted, and registers the
+        timers in `unfired` again.
 
-        If the job continues without a restore, these timers find no contents, and the list is
+        If the job continues without a restore, these timers find no contents, and the note is
         dropped when event time passes the window.
         """
         if self._fired is None:
@@ -184,7 +189,9 @@ class WindowJoinOperator(CoGroupOperator):
             self._timers.register_event_time_timer(key, namespace, time)
 
     def _rest_amid_results(self) -> Iterator[None]:
-        """Yields once, amid the pairs of a key. Until then a checkpoint can store the rest."""
+        """Yields once, amid the pairs of a key. At this yield a checkpoint can store what is
+        left.
+        """
         hot, unfired, timers = self._hot, self.unfired, self._timers
         if hot is None or unfired is None or not self._rests_amid_pairs:
             yield
@@ -254,7 +261,10 @@ class WindowJoinOperator(CoGroupOperator):
         yield from super()._run(batch)
 
     def _run_columns(self, index: int, batch: RecordBatch, codes: Any) -> Iterator[None]:
-        """Adds a batch of columns, divided where windows may end between its records."""
+        """Adds a batch of columns of input `index`, in parts between which windows may fire.
+
+        `codes` are the encoded keys of the records.
+        """
         import numpy as np
 
         from aioflow.columns.expressions import times_array
@@ -294,7 +304,9 @@ class WindowJoinOperator(CoGroupOperator):
         self._batch = None
 
     def _add_columns(self, index: int, times: Any, held: Any) -> Iterator[None]:
-        """Adds records that are not late, between which no window is due."""
+        """Adds records (`held`) of input `index` that are not late. No window is due between
+        them.
+        """
         import numpy as np
 
         grid, sides = self._grid, self._sides
@@ -325,14 +337,14 @@ class WindowJoinOperator(CoGroupOperator):
     def _columns_from(self) -> int:
         """Returns the timestamp below which a record belongs to a window that is held as rows.
 
-        A later record is only in windows that end after `_until`.
+        A record with this timestamp or a later one is only in windows that end after `_until`.
         """
         return self._grid.next_end(self._until - 1) - self._grid.slide
 
     # Rows.
 
     def _leave_to_rows(self, end: int) -> Iterator[None]:
-        """Converts all windows up to the one that ends at `end` from columns to rows."""
+        """Converts all windows that end at or before `end` from columns to rows."""
         if end <= self._until:
             return
         before, self._until = self._until, end
@@ -344,8 +356,8 @@ class WindowJoinOperator(CoGroupOperator):
     def _warn_of(self, time: int) -> None:
         """Logs a warning about a row at `time` far ahead of the watermark.
 
-        All windows up to those of the row are held as rows. If the row is a year ahead, no record
-        of that year is held in columns.
+        Because of such a row, all windows up to its last window are held as rows. If the row is a
+        year ahead, the join uses no columns for a year.
         """
         watermark = self._timers.current_watermark
         if self._warned or watermark == MIN_WATERMARK or time - watermark <= FAR * self._grid.size:
@@ -388,7 +400,7 @@ class WindowJoinOperator(CoGroupOperator):
         """Yields once, so that a checkpoint can store the windows of columns that have not fired
         yet.
 
-        Event time in the checkpoint is `reached`, so these windows fire after a restore. No
+        The checkpoint records `reached` as event time, so these windows fire after a restore. No
         checkpoint can be taken while records are read from state (`is_reading`).
         """
         self._timers.current_watermark = reached
@@ -399,7 +411,7 @@ class WindowJoinOperator(CoGroupOperator):
     def _fire(self, sides: JoinSides, begin: int, end: int) -> Iterator[None]:
         """Emits all pairs of the window of columns from `begin` to `end`.
 
-        Both sides have records in it. Yields at least once, also without pairs.
+        Both sides have records in the window. Yields at least once, also without pairs.
         """
         from aioflow.columns.hash_join import Pairing, Runs, blocks
 
@@ -461,8 +473,8 @@ class WindowJoinOperator(CoGroupOperator):
     def _take_over(self, chunks: list[Any], shares: list[tuple[KeyGroupRange, int]]) -> None:
         """Continues with the chunks of the former subtasks.
 
-        Columns are converted to rows if their key groups were behind others, or the windows have
-        changed.
+        Columns are converted to rows if the `_until` of their key groups was lower than that of
+        others, or if the windows have changed.
         """
         if not self.reads_columns:
             super()._take_over(chunks, shares)

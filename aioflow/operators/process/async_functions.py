@@ -3,11 +3,12 @@ other work of the subtask waits.
 
 The operator accepts the element and enqueues a mail whose action is the coroutine. The mailbox
 awaits it before it runs any other mail or accepts more input. So no other element, timer, query or
-checkpoint sees the state half-way, and the current key stays the same. Control mail (fail, cancel)
-still gets through. The operator heads its chain: later operators run when the element is done.
+checkpoint sees state that is half changed, and the current key stays the same. Control mail (fail,
+cancel) still gets through. The operator is the head of its chain. The operators after it run when
+the element is done.
 
-Elements that were accepted but not begun are part of a checkpoint, by key. After a restore they are
-processed first.
+A checkpoint contains the elements that were accepted but not begun, as keyed state. After a restore
+they are processed first.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ __all__ = [
 ]
 
 PENDING = f"{INTERNAL_PREFIX}async-process-input"
-"""Name of the state of elements that were accepted but not begun.
+"""Name of the state with the elements that were accepted but not begun.
 
-Each is (input, value, timestamp, watermark in force, number of subtasks). Earlier versions left out
-the last two.
+Each entry is (input, value, timestamp, watermark in force, number of subtasks). Entries of earlier
+versions lack the last two items.
 """
 
 PENDING_UNKEYED: ListStateDescriptor[Any] = ListStateDescriptor(PENDING)
@@ -70,7 +71,7 @@ METHODS = (
 def is_async_process(function: Any) -> bool:
     """Returns whether `function` has an `async def` method or async generator.
 
-    `function` may be a plain function, or a process function as class or object.
+    `function` may be a plain function, a process function class, or an instance of one.
     """
     is_class = isinstance(function, Function) or (
         isinstance(function, type) and issubclass(function, Function)
@@ -140,7 +141,7 @@ class AsyncProcessOperator(ProcessOperator):
         return empty_batch()
 
     def finish(self) -> RecordBatch:
-        """Schedules the end of the function as a mail; `busy` is true until it is done."""
+        """Schedules a mail that ends the function; `busy` is true until this mail has run."""
         self._context.timer_service.begin_end()
         self._ending = True
         self._begin(0, empty_batch())
@@ -191,8 +192,8 @@ class AsyncProcessOperator(ProcessOperator):
     async def _step(self) -> None:
         """Processes the accepted elements. Runs as mail.
 
-        If very many timers are due, the remaining ones fire in another mail, so that other mail
-        runs in between.
+        At the end of a time slice the rest is left to another mail, so that other mail runs in
+        between.
         """
         rows = Rows()
         self._context.collect_sides()
@@ -270,7 +271,8 @@ class AsyncProcessOperator(ProcessOperator):
     async def _fire_until(self, watermark: int, rows: Rows, deadline: int) -> bool:
         """Fires event-time timers up to `watermark`.
 
-        Returns False if the time slice ends before all of them have fired.
+        Adds their output to `rows`. Returns False if not all timers have fired because the output
+        is large or the clock has passed `deadline` (ns).
         """
         timers, context = self._timers, self._context
         service = context.timer_service
@@ -322,7 +324,7 @@ class AsyncProcessOperator(ProcessOperator):
     async def _fire_processing(self) -> None:
         """Fires the processing-time timers that the clock has passed. Runs as mail.
 
-        Timers beyond one slice fire in the next mail.
+        Timers for which the time slice is too short fire in another mail.
         """
         rows, keyed = Rows(), self._keyed
         assert keyed is not None
@@ -353,7 +355,8 @@ class AsyncProcessOperator(ProcessOperator):
     async def _end(self, rows: Rows, deadline: int) -> bool:
         """Fires waiting processing-time timers, then calls the function's `finish`.
 
-        Returns False if the time slice ends before all of this is done.
+        Adds their output to `rows`. Returns False if the work is not done because the output is
+        large or the clock has passed `deadline` (ns).
         """
         service = self._context.timer_service
         while (timer := service.pop_ending()) is not None:
@@ -373,7 +376,9 @@ class AsyncProcessOperator(ProcessOperator):
         return True
 
     def _take_over_restored(self) -> None:
-        """Puts restored elements, which were accepted and not begun, before all other elements."""
+        """Starts with the restored elements that were accepted and not begun before the
+        checkpoint.
+        """
         unkeyed = self.ctx.operator_state.get_list_state(PENDING_UNKEYED)
         elements = [(None, *element) for element in unkeyed.get()]
         unkeyed.clear()
@@ -417,9 +422,10 @@ class AsyncBroadcastProcessOperator(AsyncProcessOperator):
 
 
 async def _collect(result: Any, rows: Rows, stamp: int | None, mark: int, what: str) -> None:
-    """Awaits the return value of a method, and keeps the elements that it returns.
+    """Awaits `result`, the return value of a method, and adds the elements in it to `rows`.
 
-    An async generator that is not exhausted is closed properly.
+    The elements get timestamp `stamp` and watermark `mark`. `what` names the method in errors. An
+    async generator is always closed, also after an error.
     """
     if inspect.isawaitable(result):
         result = await result

@@ -1,7 +1,9 @@
-"""The contexts of process functions: one for each operator, reused for each record, and its timers.
+"""The contexts of process functions, and their timers. Each operator has one context, which it
+reuses for all records.
 
-The context is valid only during the call (for a generator, until it is exhausted). The current key
-is stored only in the keyed backend, so that state, timers and `current_key` cannot disagree.
+The context is valid only during the call of the function (for a generator function, until the
+generator is exhausted). The current key is stored only in the keyed backend, so that state, timers
+and `current_key` cannot disagree.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ __all__ = ["KeyedTimers", "OperatorProcessContext", "no_tag", "note_no_time"]
 
 
 def note_no_time(error: BaseException, ctx: OperatorContext) -> None:
-    """Adds a note to the `error` of a function: `ctx.timestamp` is None without event time.
+    """Adds a note to `error`, raised by a process function: `ctx.timestamp` is None without event
+    time.
 
     The note is added only if the line that raised the error reads a timestamp.
     """
@@ -51,8 +54,9 @@ class _SideRows:
 
     def __init__(self) -> None:
         self.tags: list[OutputTag[Any]] = []
-        """All tag objects that were passed, which are equal. They are kept because their ids are in
-        use.
+        """All tag objects that were passed for this side output; they are equal.
+
+        They are kept alive because `_sides` of the context uses their ids as keys.
         """
         self.values: list[Any] = []
         self.stamps: list[int] = []
@@ -97,18 +101,21 @@ class OperatorProcessContext:
         self._broadcast: dict[str, Any] = {}
         self._metadata: Mapping[str, Any] | None = None
         self._side_rows: dict[OutputTag[Any], _SideRows] = {}
-        """Records for side outputs that are not sent yet."""
+        """Records for side outputs that are not sent yet, by tag."""
         self._sides: dict[int, _SideRows] = {}
-        """The same records by the `id()` of their tag, because hashing a tag is slow."""
+        """The values of `_side_rows` by the `id()` of their tags, because hashing a tag is slow."""
         self._is_checked = ctx.debug
         self._is_collecting = False
-        """Whether side outputs are collected until the operator has called the function."""
+        """Whether records for side outputs are collected until `flush_sides`, instead of sent at
+        once.
+        """
         self.timestamp: int | None = None
         """Timestamp of the element, or of the timer that fires; None without event time."""
         self.watermark = MIN_WATERMARK
         self.mark: int | None = None
-        """While a timer fires, the watermark before its output. Otherwise None: `watermark`
-        applies.
+        """The watermark before the output of the timer that fires; None while no timer fires.
+
+        Without a timer, the output follows `watermark`.
         """
         self.broadcast_writable = False
 
@@ -133,7 +140,9 @@ class OperatorProcessContext:
 
     @property
     def current_watermark(self) -> int | None:
-        """The watermark: None before the first watermark, MAX_WATERMARK at the end of the input."""
+        """The current watermark: None before the first one, MAX_WATERMARK at the end of the
+        input.
+        """
         watermark = self.watermark
         return None if watermark == MIN_WATERMARK else watermark
 
@@ -158,7 +167,9 @@ class OperatorProcessContext:
         return self._metadata
 
     def output(self, tag: OutputTag[Any], value: Any) -> None:
-        """Emits one element to the side output `tag`, at the time of this call."""
+        """Emits one element to the side output `tag`, with the timestamp of the current element or
+        timer.
+        """
         rows = self._sides.get(id(tag))
         timestamp, mark = self.timestamp, self.mark
         if rows is None or (timestamp is None) is not (not rows.stamps):
@@ -171,7 +182,9 @@ class OperatorProcessContext:
             self._send_sides()
 
     def _rows_of(self, tag: OutputTag[Any], timestamp: int | None) -> _SideRows:
-        """Returns the records of `tag` that a record with `timestamp` can join."""
+        """Returns the collection of records of `tag` to which a record with `timestamp` can be
+        added.
+        """
         if not isinstance(tag, OutputTag):
             raise no_tag(tag)
         rows = self._side_rows.get(tag)
@@ -187,9 +200,9 @@ class OperatorProcessContext:
     def collect_sides(self) -> None:
         """Keeps the records for side outputs until `flush_sides`.
 
-        The operator calls it before it calls the function for a batch. Outside of such calls, and
-        always in debug mode, each record is sent when it is emitted. So the check for mutations in
-        debug mode sees values as they were emitted.
+        The operator calls this method before it calls the function for a batch. At other times, and
+        always in debug mode, each record is sent when it is emitted. So debug mode checks values
+        for mutations as they were emitted.
         """
         self._is_collecting = not self._is_checked
 
@@ -226,8 +239,8 @@ class KeyedTimers:
     """The `TimerService` of the current key.
 
     `next_due` is never above the timestamp of the first event-time timer, so the hot path reads
-    only this attribute. After a deletion it may be below. Then the operator finds no due timer and
-    increases `next_due`.
+    only this attribute. After a timer was deleted, `next_due` may be lower than necessary. The
+    operator then finds no due timer and increases `next_due`.
     """
 
     __slots__ = (
@@ -263,14 +276,14 @@ class KeyedTimers:
 
     @property
     def current_processing_time(self) -> int:
-        """Returns the wall clock in ms."""
+        """The current processing time in ms since the epoch."""
         return self._ctx.processing_time()
 
     def register_event_time_timer(self, timestamp: int) -> None:
         """Registers a call of `on_timer` for the current key, once the watermark reaches
         `timestamp` (ms).
 
-        A second registration has no effect.
+        Registering the same timer again has no effect.
         """
         timers, key = self._of_key()
         if not self._has_event_time:
@@ -287,7 +300,7 @@ class KeyedTimers:
             self.next_due = timestamp
 
     def delete_event_time_timer(self, timestamp: int) -> None:
-        """Deletes a timer; a missing timer is no error."""
+        """Deletes the current key's event-time timer at `timestamp`, if there is one."""
         timers, key = self._of_key()
         if type(timestamp) is not int or not MIN_WATERMARK < timestamp <= MAX_WATERMARK:
             timestamp = _checked(timestamp)
@@ -297,27 +310,29 @@ class KeyedTimers:
         """Registers a call of `on_timer` for the current key, once the clock has passed `timestamp`
         (ms).
 
-        Has no effect after the end of the input.
+        Has no effect once the end of the input has begun.
         """
         timers, key = self._of_key()
         if self._ending is None:
             timers.register_processing_time_timer(key, None, _checked(timestamp))
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Deletes a timer; a missing timer is no error."""
+        """Deletes the current key's processing-time timer at `timestamp`, if there is one."""
         timers, key = self._of_key()
         timers.delete_processing_time_timer(key, None, _checked(timestamp))
 
     def begin_end(self) -> None:
-        """Begins the end of the input: `pop_ending` returns the pending processing-time timers.
+        """Notes that the input has ended: from now on `pop_ending` returns the pending
+        processing-time timers.
 
         No new processing-time timer is accepted.
         """
         self._ending = iter(()) if self._timers is None else self._timers.take_waiting()
 
     def pop_ending(self) -> tuple[int, Any] | None:
-        """Returns the next (timestamp, key) that fires because the input has ended, and sets the
-        current key.
+        """Removes and returns the next (timestamp, key) that fires because the input has ended.
+
+        Sets the current key. Returns None if no timer is left.
         """
         assert self._ending is not None, "begin_end() comes first"
         timer = next(self._ending, None)
@@ -340,7 +355,7 @@ class KeyedTimers:
 
 
 def no_tag(given: object) -> TypeError:
-    """Returns the error for a side output that is not named by a tag."""
+    """Returns the error for `given`, which was passed as a side output and is not an OutputTag."""
     return TypeError(
         f"output() takes a tag, got {type(given).__name__}: {given!r}; expected "
         f"af.OutputTag({str(given)!r})"

@@ -1,13 +1,13 @@
 """Process functions over batches, with full access to each element, its time, and the state and
 timers of its key.
 
-Event time is exact per record: a timer fires between the two records where the watermark passes its
-timestamp. So the input and output of a function do not depend on the borders of batches. While
-timer t fires, the current watermark is t, however far the watermark jumps. The output of the timer
-follows watermark t - 1, so that it is not late downstream.
+Event time is exact for each record: a timer fires between the two records between which the
+watermark passes its timestamp. So the input and output of a function do not depend on the borders
+of batches. While timer t fires, the current watermark is t, however far the watermark jumps. The
+output of the timer follows watermark t - 1, so that it is not late downstream.
 
 If a million timers are due at once, they fire in slices: `has_pending` and `resume` yield to the
-loop in between. The operator keeps the unfinished batch, and the emitted watermark does not pass a
+loop in between. The operator keeps the unfinished batch. The emitted watermark does not pass any
 timer that has not fired.
 """
 
@@ -44,24 +44,25 @@ TIMERS = "user-timers"
 """Name of the timer service of user functions."""
 
 DRAIN_NS = 2_000_000
-"""Maximum time for which timers fire before the operator yields to the loop: the chain's slice."""
+"""Maximum time in nanoseconds for which timers fire before the operator yields to the event loop.
+"""
 
 DRAIN_RECORDS_MAX = 1_024
-"""Approximate maximum number of records that a drain emits in one batch: the chain's limit."""
+"""Approximate maximum number of records that firing timers emit in one batch."""
 
 NO_DEADLINE = 1 << 63
 
 FEW_RESULTS = 4
-"""Maximum length of a list whose elements are added one by one. For a longer list three calls for
-the whole list cost less.
+"""Maximum length of a list of results whose elements are added one by one. For a longer list,
+extending the three lists of `Rows` costs less.
 """
 
 
 class _Side(NamedTuple):
-    """The description of one input: the method for its elements, and whether the input is
+    """One input of a process operator: the name of the method for its elements, and whether it is
     broadcast.
 
-    A broadcast input has no key, and may write broadcast state.
+    Elements of a broadcast input have no key, and may change broadcast state.
     """
 
     method: str
@@ -69,7 +70,9 @@ class _Side(NamedTuple):
 
 
 class Rows:
-    """A collection of output: values, their timestamps, and the watermark before each."""
+    """Collected output: values, their timestamps (`stamps`), and the watermark before each
+    (`marks`).
+    """
 
     __slots__ = ("marks", "stamps", "values")
 
@@ -110,7 +113,7 @@ class ProcessOperator(Operator):
     """The operator of a function with one input.
 
     The function is a `ProcessFunction`, or a plain (generator) function `fn(value, ctx)`. Keyed
-    state and timers are available if the input is keyed. Subclasses name their sides.
+    state and timers are available if the input is keyed. Subclasses list their inputs in `sides`.
     """
 
     sides: tuple[_Side, ...] = (_Side("process_element"),)
@@ -187,8 +190,8 @@ class ProcessOperator(Operator):
             self._context.flush_sides()
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the elements behind the timers that fire now. Timers that have not fired are in
-        state.
+        """Returns the elements that follow the timers that fire now. Timers that have not fired are
+        in state.
         """
         batch, first = self._batch, self._position
         if batch is None or self._ending:
@@ -247,7 +250,7 @@ class ProcessOperator(Operator):
         return batch.select(origin, out)
 
     def _call_plainly(self, index: int, values: Iterator[Any], out: list[Any]) -> None:
-        """Calls the function for elements without event time."""
+        """Calls the function for elements without event time, and appends the results to `out`."""
         call, context, append, plain = self._calls[index], self._context, out.append, PLAIN_RESULTS
         for value in values:
             result = call(value, context)
@@ -267,9 +270,9 @@ class ProcessOperator(Operator):
         out: list[Any],
         origin: list[int],
     ) -> None:
-        """Calls the function for elements with times.
+        """Calls the function for elements with event time, and appends the results to `out`.
 
-        Appends to `origin` the index of the element of each result.
+        For each result, appends the index of its element to `origin`.
         """
         call, context, append, plain = self._calls[index], self._context, out.append, PLAIN_RESULTS
         add_origin = origin.append
@@ -285,7 +288,11 @@ class ProcessOperator(Operator):
                     add_origin(i)
 
     def _note(self, error: BaseException, values: list[Any], rest: Iterator[Any]) -> None:
-        """Adds the element to the `error` of a function. `rest` yields the elements behind it."""
+        """Adds a note to `error`, raised by the function, that names the failing element of
+        `values`.
+
+        `rest` is the iterator over `values`, which has stopped after this element.
+        """
         note_no_time(error, self.ctx)
         at = len(values) - length_hint(rest) - 1
         if at >= 0:
@@ -300,7 +307,7 @@ class ProcessOperator(Operator):
     # Input with keys.
 
     def _process_keyed(self, max_records: int) -> RecordBatch:
-        """Continues the current batch to its end, or until timers have blocked the loop for a
+        """Continues the current batch to its end, or until timers have fired for a whole time
         slice.
         """
         batch, context, timers, keyed = self._batch, self._context, self._timers, self._keyed
@@ -411,7 +418,10 @@ class ProcessOperator(Operator):
         keys: Iterator[Any],
         out: list[Any],
     ) -> None:
-        """Calls the function for elements without event time, each with its key."""
+        """Calls the function for elements without event time, each with its key as the current key.
+
+        Appends the results to `out`.
+        """
         context, keyed, append, plain = self._context, self._keyed, out.append, PLAIN_RESULTS
         assert keyed is not None
         for value, key in zip(values, keys):  # noqa: B905
@@ -430,7 +440,9 @@ class ProcessOperator(Operator):
                 append(made)
 
     def _given(self, rows: Rows, watermark: int) -> RecordBatch:
-        """Returns `rows` as a batch with `watermark`, which the next operator then knows."""
+        """Returns `rows` as a batch that ends with `watermark`, and notes `watermark` as sent
+        downstream.
+        """
         before, self._sent = self._sent, max(self._sent, watermark)
         return rows.batch(before, watermark)
 
@@ -449,7 +461,8 @@ class ProcessOperator(Operator):
     def _fire_due(self, watermark: int, rows: Rows, deadline: int, max_records: int) -> bool:
         """Fires event-time timers up to `watermark`.
 
-        Returns False if the time slice ends before all of them have fired.
+        Adds their output to `rows`. Returns False if not all timers have fired because `rows` has
+        `max_records` or the clock has passed `deadline` (ns).
         """
         timers, context = self._timers, self._context
         assert timers is not None
@@ -523,7 +536,8 @@ class ProcessOperator(Operator):
     def _finish_keyed(self, rows: Rows, max_records: int) -> bool:
         """Fires waiting processing-time timers, then calls the function's `finish`.
 
-        Returns False if the time slice ends before all of this is done.
+        Adds their output to `rows`. Returns False if `max_records` or the time slice is used up
+        before all of this is done.
         """
         service, keyed = self._context.timer_service, self._keyed
         assert keyed is not None
@@ -587,12 +601,12 @@ class CoProcessOperator(ProcessOperator):
 class BroadcastProcessOperator(ProcessOperator):
     """The operator of a broadcast process function.
 
-    Input 0 is the elements, keyed or not. Input 1 is the broadcast stream; only its elements change
-    broadcast state.
+    Input 0 has the elements, keyed or not. Input 1 is the broadcast stream; only its elements may
+    change broadcast state.
     """
 
     sides = (_Side("process_element"), _Side("process_broadcast_element", broadcast=True))
 
 
 def _no_callback(timestamp: int, key: Any, namespace: Any) -> None:
-    """Does nothing: event-time timers are popped and fire inside of `process_input`."""
+    """Does nothing, because event-time timers are popped and fired inside `process_input`."""
