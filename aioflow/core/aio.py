@@ -267,7 +267,7 @@ async def wait_first(
     """Waits until one of `futures` is done and returns the indices of those done, ascending.
 
     Returns an empty list on timeout. Cancels no future and retrieves no result. Raises ValueError
-    for no futures.
+    if `futures` is empty.
     """
     if not futures:
         raise ValueError("wait_first got no futures, expected at least one")
@@ -336,12 +336,12 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseExcept
 async def close_within(
     coro: Coroutine[Any, Any, object], timeout_s: float | None, *, what: str
 ) -> bool:
-    """Runs a closing coroutine to its end although the caller is cancelled, for at most
-    `timeout_s`. None means no limit here: the coroutine limits its own time.
+    """Runs a closing coroutine to its end, for at most `timeout_s` seconds, even if the caller is
+    cancelled. None means no limit, for a coroutine that limits its own time.
 
-    Returns True if the coroutine ended. Returns False, and logs a warning naming `what`, if it was
-    cut off. An error of the coroutine is raised. A cancellation of the caller during this time is
-    raised afterwards, so that it is never lost.
+    Returns True if the coroutine ended. If the coroutine was cut off, returns False and logs a
+    warning that names `what`. An error of the coroutine is raised. A cancellation of the caller
+    during this time is raised afterwards, so that it is never lost.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(coro, name=f"close {what}")
@@ -390,7 +390,9 @@ async def _wait_uncancelled(
 _lock = threading.Lock()
 _wanted: list[float] = []
 _found: list[float] = []
-"""The interval before the first use of `switch_interval`, and the interval that it set last."""
+"""The interpreter's switch interval before the first use of `switch_interval`, and the interval
+that `switch_interval` set last.
+"""
 
 
 @contextmanager
@@ -400,10 +402,10 @@ def switch_interval(seconds: float) -> Iterator[None]:
 
     A thread that has waited for the switch interval asks the holder to release the interpreter, and
     is then certain to run. The wait restarts each time that the holder releases the interpreter by
-    itself. A loop releases it once a turn, in its `select`, and takes it back before the waiting
-    thread is awake. Turns are shorter than Python's default interval of 5 ms. So beside a busy loop
-    a thread runs only by chance: writing the few files of a checkpoint took seconds. With an
-    interval shorter than a turn, a thread waits at most for the interval.
+    itself. A loop releases the interpreter once a turn, in its `select`, and takes the interpreter
+    back before the waiting thread is awake. Turns are shorter than Python's default interval of 5
+    ms. So beside a busy loop a thread runs only by chance: writing the few files of a checkpoint
+    took seconds. With an interval shorter than a turn, a thread waits at most for the interval.
 
     If blocks overlap, the shortest limit applies. An interval that the program sets meanwhile is
     kept.

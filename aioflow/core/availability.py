@@ -1,9 +1,9 @@
 """Level-triggered availability of input, or of room in the output.
 
 The design follows Flink's AvailabilityProvider. A provider is available or not. A caller that finds
-it unavailable may request a future of its own, which completes when the provider becomes available
-again. The hot path reads `is_available`, a plain attribute, and touches no future at all. Spurious
-wake-ups are allowed, lost ones never: a waiter checks again after each wake-up.
+a provider unavailable may request a future of its own, which completes when the provider becomes
+available again. The hot path reads `is_available`, a plain attribute, and touches no future at all.
+Spurious wake-ups are allowed, lost ones never: a waiter checks again after each wake-up.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Availability:
         self.is_available = False
 
     def get_available_future(self) -> asyncio.Future[None]:
-        """Returns a future that completes when available. Each caller gets its own, and may cancel
-        it.
+        """Returns a future that completes when the flag is raised. Each caller gets a future of its
+        own, and may cancel it.
 
         Must be called on the loop.
         """
@@ -58,7 +58,9 @@ class Availability:
             self._callbacks.remove(callback)
 
     def on_available(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once, synchronously, when the flag is raised; at once if it is up."""
+        """Calls `callback` once, synchronously, when the flag is raised, or at once if it is
+        already up.
+        """
         if self.is_available:
             callback()
         else:

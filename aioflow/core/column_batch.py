@@ -196,9 +196,9 @@ class ObjectColumn(Column):
 class ColumnBatch(Column):
     """Records as columns of one length.
 
-    Its rows are dicts of the field names, or tuples if the names are positions, 0, 1, ... With
-    `make`, each row is the result of `make`, called with the row's values in field order. The batch
-    is itself a column whose values are the rows, so a field may hold records.
+    Each row is a dict from field name to value, or a tuple if the names are positions (0, 1, ...).
+    With `make`, each row is the result of `make`, called with the row's values in field order. The
+    batch is itself a column whose values are the rows, so a field may hold records.
     """
 
     __slots__ = ("_length", "columns", "make")
@@ -277,7 +277,7 @@ def first_not_below(times: Sequence[int], least: int, start: int, stop: int) -> 
 
 
 def lowest(times: Sequence[int]) -> int:
-    """Returns the least of some timestamps, which are a list or a column."""
+    """Returns the lowest of the timestamps `times`, a list or a column."""
     return (
         min(times)
         if type(times) is list or not isinstance(times, NumberColumn)
@@ -286,7 +286,7 @@ def lowest(times: Sequence[int]) -> int:
 
 
 def highest(times: Sequence[int]) -> int:
-    """Returns the greatest of some timestamps, which are a list or a column."""
+    """Returns the highest of the timestamps `times`, a list or a column."""
     return (
         max(times)
         if type(times) is list or not isinstance(times, NumberColumn)

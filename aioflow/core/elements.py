@@ -149,7 +149,9 @@ class RecordBatch:
         )
 
     def before_end(self) -> RecordBatch:
-        """Returns the same records, with the last watermark before MAX_WATERMARK in place of it."""
+        """Returns the same records without the end of event time. The last watermark before
+        MAX_WATERMARK takes its place.
+        """
         marks = self.watermarks
         if marks is None or not len(marks):
             return self.with_watermarks(None)
@@ -161,9 +163,10 @@ class RecordBatch:
         return self.with_watermarks(marks, marks[-1])
 
     def with_values(self, values: list[Any]) -> RecordBatch:
-        """Returns a batch with these times and watermarks, and with as many other values.
+        """Returns a batch of `values`, one for each record of this batch, with the timestamps and
+        watermarks of this batch.
 
-        The keys are dropped, as they are by a map.
+        Drops the keys, because the new values may have other keys.
         """
         return RecordBatch(values, self.timestamps, None, self.watermarks, self.watermark)
 
@@ -198,7 +201,7 @@ def one_record(value: Any, timestamp: int | None, watermark: int) -> RecordBatch
 class Watermark(msgspec.Struct, frozen=True):
     """The event that says: no record with a timestamp <= `timestamp` follows on this channel.
 
-    It is sent when no record is there to carry the watermark.
+    Sent when there is no batch of records that could carry the watermark.
     """
 
     timestamp: int
@@ -235,13 +238,15 @@ class CheckpointBarrier(msgspec.Struct, frozen=True):
     full: bool = False
     """Whether the checkpoint refers to no file of an earlier checkpoint."""
     directory: str = ""
-    """URL of the directory for its files; empty: the flow's own store."""
+    """URL of the directory for the checkpoint's files; empty for the flow's own store."""
     final: bool = False
-    """Whether every task has processed all its data: once the checkpoint is complete, the tasks
-    end.
+    """Whether every task has processed all its data, so that the tasks end once the checkpoint is
+    complete.
     """
     holds: bool = False
-    """Whether tasks process nothing after it, until it is aborted: the job restarts from it."""
+    """Whether tasks process nothing after the checkpoint, because the job restarts from it. If the
+    checkpoint is aborted, the tasks go on.
+    """
 
 
 class CheckpointAnnouncement(msgspec.Struct, frozen=True):
@@ -255,8 +260,8 @@ class CheckpointAnnouncement(msgspec.Struct, frozen=True):
 
 
 class CancelCheckpointMarker(msgspec.Struct, frozen=True):
-    """The event that checkpoint `checkpoint_id` will not complete: tasks stop waiting for its
-    barriers.
+    """The event that checkpoint `checkpoint_id` will not complete, so that tasks stop waiting for
+    its barriers.
     """
 
     checkpoint_id: int
@@ -297,7 +302,7 @@ Event = (
     | LatencyMarker
     | CheckpointAnnouncement
 )
-"""Any in-band element that needs no credit and is not a batch."""
+"""Any element of a channel that is not a batch. Events need no credit."""
 
 
 def last_instant(end: int) -> int:
@@ -323,7 +328,7 @@ class TimeWindow(NamedTuple):
 
 
 class GlobalWindow(NamedTuple):
-    """The only window of a global or count window.
+    """The only window of a stream with global windows or count windows.
 
     It has no start and no end, and is over at the end of event time.
     """

@@ -85,7 +85,9 @@ class GraphError(AioflowError):
 
 
 class TypeNotSupported(AioflowError, TypeError):
-    """A value cannot be used as a key, or cannot be encoded. Names the type and the remedy."""
+    """A value cannot be used as a key, or cannot be encoded. The message names the type and the
+    remedy.
+    """
 
 
 class ValueNotSupported(TypeNotSupported):
@@ -163,7 +165,7 @@ class RescaleError(JobError):
 
 class CancellationTimeout(AioflowError):
     """A function, or its `close()`, did not end within `cancellation_timeout` after it was
-    cancelled. Names the operator and where its code waits.
+    cancelled. The message names the operator, and the place where its code waits.
 
     Let CancelledError pass: code that catches it has to raise it again.
     """
@@ -234,9 +236,11 @@ def counted(number: int, noun: str) -> str:
 def did_you_mean(
     given: object, known: Iterable[str], shown: str = "{!r}", likeness: float = 0.6
 ) -> str:
-    """Returns the end of a message about `given`, if it is similar to one of `known`; otherwise "".
+    """Returns the text "; did you mean ...?" for the end of a message about `given`. Returns "" if
+    no name in `known` is similar to `given`.
 
-    `shown` is the format of the name in a program. `likeness` is from 0 to 1 (equal).
+    `shown` is the format in which the text shows the similar name. `likeness` is the minimum
+    similarity, from 0 to 1 (equal).
     """
     import difflib  # Imported late, because only wrong programs need it.
 
@@ -245,7 +249,7 @@ def did_you_mean(
 
 
 def note_once(error: BaseException, note: str) -> None:
-    """Adds `note` to `error` unless it already has a note of the engine.
+    """Adds `note` to `error` unless the error already has a note of the engine.
 
     The innermost code adds its note first, and that note is the most precise.
     """

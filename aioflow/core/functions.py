@@ -122,7 +122,7 @@ class Failed(NamedTuple, Generic[T]):
 class WindowResult(NamedTuple, Generic[K, OUT]):
     """One result of a window.
 
-    `start` and `end` are ms, end exclusive; None for count and global windows.
+    `start` (inclusive) and `end` (exclusive) are in ms; None for count and global windows.
     """
 
     key: K
@@ -178,8 +178,8 @@ class Mailbox(Protocol):
     """
 
     def execute(self, fn: Callable[..., object], *args: Any, key: Any = ...) -> None:
-        """Runs `fn(*args)` between two elements. An error in `fn` fails the job, and names the
-        operator. Call this in the task's thread only.
+        """Runs `fn(*args)` between two elements. An error in `fn` fails the job, with a note that
+        names the operator. Call this in the task's thread only.
         """
 
     def submit(
@@ -192,7 +192,9 @@ class Mailbox(Protocol):
     def execute_threadsafe(
         self, fn: Callable[..., object], *args: Any, key: Any = ...
     ) -> concurrent.futures.Future[None]:
-        """Does the same as `execute`, from any thread. The future is done when `fn` has run."""
+        """Does the same as `execute`, from any thread. Returns a future that is done when `fn` has
+        run.
+        """
 
     async def yield_(self) -> None:
         """Waits for one mail of this function, and runs it. Needed by `async def` methods that wait
@@ -369,7 +371,9 @@ class ProcessFunction(Function, Generic[IN, OUT]):
 
 
 class KeyedProcessFunction(ProcessFunction[IN, OUT], Generic[K, IN, OUT]):
-    """A `ProcessFunction` with keyed state and timers. `Generic[key, in, out]`."""
+    """A `ProcessFunction` with keyed state and timers. Its type parameters are the types of the
+    key, the input and the output.
+    """
 
 
 class CoProcessFunction(Function, Generic[IN1, IN2, OUT]):
@@ -386,13 +390,14 @@ class CoProcessFunction(Function, Generic[IN1, IN2, OUT]):
 
 
 class KeyedCoProcessFunction(CoProcessFunction[IN1, IN2, OUT], Generic[K, IN1, IN2, OUT]):
-    """A `CoProcessFunction` over two streams keyed alike, with keyed state and timers."""
+    """A `CoProcessFunction` with keyed state and timers, on two streams with the same kind of key.
+    """
 
 
 class BroadcastProcessFunction(Function, Generic[IN1, IN2, OUT]):
     """A function of one stream, and a broadcast stream whose elements every subtask gets.
 
-    `ctx.get_broadcast_state` is available on both sides.
+    `ctx.get_broadcast_state` is available in the methods for both streams.
     """
 
     def process_element(self, value: IN1, ctx: ProcessContext, /) -> Any:
@@ -410,7 +415,7 @@ class BroadcastProcessFunction(Function, Generic[IN1, IN2, OUT]):
 class KeyedBroadcastProcessFunction(
     BroadcastProcessFunction[IN1, IN2, OUT], Generic[K, IN1, IN2, OUT]
 ):
-    """A `BroadcastProcessFunction` whose element side is keyed."""
+    """A `BroadcastProcessFunction` whose stream that is not broadcast is keyed."""
 
 
 class ProcessWindowFunction(Function, Generic[IN, OUT, K]):
@@ -467,8 +472,8 @@ def has_operator_state(function: Any) -> bool:
 def fresh(function: Any) -> Any:
     """Returns a function object for one subtask.
 
-    Function classes are instantiated, their instances copied, other functions shared. So two
-    subtasks, and two runs of the same flow, never share an attribute.
+    A function class is instantiated, an instance of a function class is copied, and any other
+    function is shared. So two subtasks, and two runs of the same flow, never share an attribute.
     """
     if isinstance(function, type):
         # Other classes are ordinary functions: map(str) makes strings.

@@ -162,9 +162,9 @@ class FileSystem(Protocol):
     async def create(self, path: str, data: bytes, *, aside: str, within: str) -> bool:
         """Creates a file atomically and durably. Returns False if the name is in use.
 
-        If it is in use, the existing file is durable when this returns. The data is first written
-        to the file `aside` in the same directory, which is then renamed. After an error `aside` may
-        exist. Raises PermissionError as `check_inside` does.
+        If the name is in use, the existing file is durable when this returns. The data is first
+        written to the file `aside` in the same directory, which is then renamed. After an error
+        `aside` may exist. Raises PermissionError as `check_inside` does.
         """
         ...
 
@@ -194,7 +194,7 @@ class FileSystem(Protocol):
         ...
 
     async def stat(self, path: str) -> FileStat:
-        """Returns the size, modification time and kind of a file."""
+        """Returns the size, the modification time and the kind (file or directory) of a path."""
         ...
 
     async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
@@ -209,7 +209,7 @@ class FileSystem(Protocol):
         ...
 
     async def mkdirs(self, path: str, *, private: bool = False) -> None:
-        """Creates a directory and its parents, durably; does nothing if it exists.
+        """Creates a directory and its parents, durably. Does nothing if the directory exists.
 
         With `private`, only the owner may enter the created directories.
         """
@@ -249,7 +249,8 @@ class Network(Protocol):
     ) -> tuple[asyncio.Transport, ProtocolT]:
         """Opens a connection.
 
-        Raises `OSError` (refused, unreachable, timed out). Limit its time with `asyncio.timeout`.
+        Raises `OSError` (refused, unreachable, timed out). Limit the time that this takes with
+        `asyncio.timeout`.
         """
         ...
 
@@ -369,9 +370,10 @@ class Processes(Protocol):
         """
 
     def thread_frames(self, thread: int) -> list[Frame]:
-        """Returns the frames of a thread, innermost first; none where there are no threads.
+        """Returns the frames of a thread, innermost first. Returns an empty list on a host without
+        threads.
 
-        The thread stands still meanwhile. May be called from any thread.
+        The thread does not run while its frames are read. May be called from any thread.
         """
 
     def has_ended(self, process: ProcessIdentity) -> bool:
@@ -387,8 +389,8 @@ class Processes(Protocol):
         env: Mapping[str, str] | None = None,
         secret: bytes | None = None,
     ) -> Process:
-        """Starts `argv` with `env` added to this environment. The process does not end with its
-        parent.
+        """Starts the command `argv`. `env` is added to the environment of this process. The started
+        process does not end with its parent.
 
         `secret` (at most 4,096 bytes) is passed to the child through an inherited pipe, never by
         argument or environment; the child reads it with `take_secret`.

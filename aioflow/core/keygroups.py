@@ -201,7 +201,7 @@ class KeyGroupRange:
 
 
 CACHED_MIN = 1 << 15
-"""Minimum capacity of a cache, in keys. They take some four MB."""
+"""Minimum capacity of a cache, in keys. A full cache of this capacity takes some four MB."""
 
 SAMPLED = 64
 

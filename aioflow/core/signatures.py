@@ -112,9 +112,9 @@ class Resource:
 
     There is one instance for a worker process and job. The instance is opened when the first task
     that needs it starts, and closed after the last one. `factory` is a generator function, an async
-    one, or a function that returns a context manager of either kind. A factory may use other
-    resources through the defaults of its own parameters. Equality is identity: the decorated name
-    is the resource.
+    generator function, or a function that returns a context manager (async or not). A factory may
+    use other resources through the defaults of its own parameters. Equality is identity: the
+    decorated name is the resource.
     """
 
     factory: Callable[..., Any]
@@ -151,7 +151,7 @@ class Injected:
 def resource(factory: Callable[..., Any]) -> Resource:
     """Declares a resource.
 
-    `factory` is a generator function that yields once, an async one, or a function that returns a
+    `factory` is a generator function that yields once (async or not), or a function that returns a
     context manager.
     """
     if not callable(factory):

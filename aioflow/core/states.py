@@ -37,7 +37,8 @@ __all__ = [
 ]
 
 OrNone: TypeAlias = Any
-"""Beside a type in a union: a value that may be None, but never is in a correct program.
+"""Marks, in a union with another type, a value that may be None but is never None in a correct
+program.
 
 Type checkers see Any, so `ctx.timestamp + 60_000` needs no check for None.
 """
@@ -136,7 +137,9 @@ class RawKeyedState(Protocol):
         """Returns the bytes of each key group that has some."""
 
     def update(self, contents: Mapping[int, bytes]) -> None:
-        """Replaces the bytes of all key groups; a group that is left out has none."""
+        """Replaces the bytes of all key groups. A group that is not in `contents` then has no
+        bytes.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ class ReducingStateDescriptor(StateDescriptor, Generic[T]):
 class AggregatingStateDescriptor(StateDescriptor, Generic[T]):
     """Declares one accumulator for each key, kept by an `AggregateFunction`.
 
-    `get()` returns its result, of type T.
+    `get()` returns the result of the aggregate, of type T.
     """
 
     agg: Any  # An AggregateFunction of any types: the descriptor only carries it.

@@ -1,6 +1,7 @@
 """Files of the operating system.
 
-Part of `SystemHost`. All calls run on its thread pool, except the two that return a handle.
+Part of `SystemHost`. All calls run on the host's thread pool, except the two that return a file
+handle.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ class SystemFileSystem:
 
 
 def put_file(path: str, mode: str, data: bytes, sync: bool) -> None:
-    """Writes `data` to a file opened in `mode`, which appends or replaces."""
+    """Writes `data` to a file. `mode` is the mode in which the file is opened, for appending or
+    replacing.
+    """
     with open(path, mode) as file:
         file.write(data)
         if sync:
@@ -250,7 +253,9 @@ def make_directories(path: str, mode: int) -> None:
 
 
 def delete_path(path: str, recursive: bool) -> bool:
-    """Removes a file, an empty directory or a whole tree. Returns False if there was none."""
+    """Removes a file, an empty directory or, if `recursive`, a whole tree. Returns False if `path`
+    did not exist.
+    """
     try:
         if not os.path.isdir(path) or os.path.islink(path):
             os.remove(path)

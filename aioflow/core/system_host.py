@@ -39,8 +39,8 @@ Args = TypeVarTuple("Args")
 logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 8
-"""Threads of the shared pool: enough to overlap disk waits, few enough to stay cheap beside one
-busy loop.
+"""Number of threads of the shared pool: enough to overlap disk waits, few enough to stay cheap
+beside one busy loop.
 """
 
 CLOSE_TIMEOUT_S = 10.0
@@ -418,16 +418,17 @@ class SystemProcesses:
 
 
 def prefer_when_memory_is_short() -> None:
-    """Lets the kernel end this process before others of the user when memory runs out."""
+    """Makes the kernel end this process, rather than others of the user, when memory runs out."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
 
 
 def end_with_parent() -> bool:
-    """Lets the kernel kill this process at the end of its parent. Returns whether it will.
+    """Makes the kernel kill this process when its parent ends. Returns whether the kernel will do
+    this.
 
     This works even while a function holds the interpreter and so stops all Python threads. Only
-    Linux offers it. It is used only if the parent's main thread started this process, because the
+    Linux offers this. It is used only if the parent's main thread started this process, because the
     kernel kills the process when the starting thread ends, even if the parent goes on. A parent
     that has ended before this call is not noticed.
     """

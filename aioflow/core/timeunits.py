@@ -38,10 +38,11 @@ _TEXT = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 
 
 def to_ms(duration: Duration, name: str = "duration") -> int:
-    """Returns `duration` in whole milliseconds; `name` is the parameter in errors.
+    """Returns `duration` in whole milliseconds. Errors name the parameter `name`.
 
     Raises TypeError for a value of another type, and ValueError for a text that is no duration. A
-    fraction of a millisecond would be lost, so it raises ValueError too.
+    duration with a fraction of a millisecond raises ValueError too, because the fraction would be
+    lost.
     """
     micros = _micros(duration, name)
     if micros % 1_000:
@@ -52,7 +53,7 @@ def to_ms(duration: Duration, name: str = "duration") -> int:
 def to_seconds(duration: Duration, name: str = "duration") -> float:
     """Returns `duration` in seconds.
 
-    Raises the same errors as `to_ms`, except that only a fraction of a microsecond is lost.
+    Raises the errors of `to_ms`, but accepts fractions of a millisecond, down to a microsecond.
     """
     return _micros(duration, name) / 1_000_000
 
@@ -92,8 +93,8 @@ class LogBackoff:
     def failed(self, now: float) -> float | None:
         """Notes a failed try.
 
-        If it is time to log, returns for how many seconds the tries have failed so far, otherwise
-        None.
+        If a message is due, returns the number of seconds for which the tries have failed so far,
+        otherwise None.
         """
         if self._since is None:
             self._since, self._interval_s = now, FIRST_S
@@ -105,7 +106,9 @@ class LogBackoff:
         return now - self._since
 
     def succeeded(self, now: float) -> float | None:
-        """Notes a success. Returns how long tries had failed before it; None if none had."""
+        """Notes a success. Returns the number of seconds for which tries had failed before; None if
+        no try had failed.
+        """
         took = None if self._since is None else now - self._since
         self._since = None
         return took

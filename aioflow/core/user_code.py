@@ -195,8 +195,8 @@ def fold_traceback(error: BaseException) -> BaseException:
 
 
 def _fold(error: BaseException, *, if_none_is_left: bool) -> BaseException:
-    """Removes the frames of the engine from the traceback, if other frames are left or
-    `if_none_is_left`.
+    """Removes the frames of the engine from the traceback of `error`. If no other frames are left,
+    does so only with `if_none_is_left`.
     """
     whole = error.__traceback__
     places: list[TracebackType] = []

@@ -174,7 +174,7 @@ def decode_batch(
 ) -> RecordBatch:
     """Returns the batch that `encode_batch` encoded; `content` is not kept.
 
-    Raises DecodeError naming `where`, the channel that delivered it.
+    Raises DecodeError, which names `where`, the channel that delivered the bytes.
     """
     try:
         return _decode_batch(memoryview(content), codec, tables)
@@ -417,7 +417,8 @@ def encode_event(event: Event) -> bytes:
 def decode_event(content: bytes | bytearray | memoryview, where: str) -> Event:
     """Returns the event that `encode_event` encoded.
 
-    Raises DecodeError naming `where`, also for a kind that this release does not know.
+    Raises DecodeError, which names `where`, also for a kind of event that this release does not
+    know.
     """
     if len(content) > _EVENT_BYTES_MAX:
         raise DecodeError(

@@ -90,8 +90,8 @@ class EntryTables:
         self._open: dict[int, int] = {}
 
     def place(self, entries: list[Any], records: int) -> tuple[int, int] | None:
-        """Returns the number of the table for `entries`, and how many of its entries were sent
-        before.
+        """Returns the number of the table for `entries`, and how many entries of the table were
+        sent before.
 
         Returns None if the table cannot be used, so that the batch has to contain its entries.
         `records` is the number of records of the batch. New entries count as sent after `commit`.

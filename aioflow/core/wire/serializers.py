@@ -177,9 +177,9 @@ class Codec:
         """Returns the bytes of `values`, which are not changed or kept.
 
         Raises TypeNotSupported naming `owner` (the operator or state of the values), the type and
-        the remedy. Raises it also for more than `bytes_max` bytes. Exceptions of a registered
-        `encode=` are raised unchanged; RuntimeError replaces a CancelledError or SystemExit of that
-        function.
+        the remedy. Also raises TypeNotSupported for more than `bytes_max` bytes. Exceptions of a
+        registered `encode=` are raised unchanged; RuntimeError replaces a CancelledError or
+        SystemExit of that function.
         """
         try:
             try:
@@ -205,8 +205,8 @@ class Codec:
         return content
 
     def encode_pairs(self, firsts: list[Any], seconds: list[Any], *, owner: str) -> bytes:
-        """Returns the bytes of the pairs of `firsts` and `seconds`, at most 8,192, for
-        `decode_batch`.
+        """Returns the bytes of the pairs of `firsts` and `seconds`, at most 8,192 pairs.
+        `decode_batch` returns the pairs as tuples.
 
         The bytes may differ from those of `encode_batch`. Does not make the tuples if both columns
         are scalars, or tuples of scalars.

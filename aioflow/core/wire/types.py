@@ -212,7 +212,9 @@ class TypeRegistry:
         return TypePlan(cls, name, kind, fields, taken_apart=rows_of(cls, kind, fields))
 
     def _plan_of_stand_in(self, real: TypePlan) -> TypePlan:
-        """Returns a plan that encodes a stand-in as an instance of its class `real`."""
+        """Returns a plan for a Struct class that stands in for another class (see `STANDS_FOR`).
+        `real` is the plan of that other class.
+        """
         encode, make = real.encode, real.cls
         if encode is not None:
             return msgspec.structs.replace(
@@ -297,7 +299,7 @@ class Assembler:
         decode: Callable[[Any], Any] | None = None,
     ) -> None:
         """Makes an assembler. `sources` contains for each field its index in a written row, or -1
-        for its default.
+        if the field gets its default. `written` is the number of values in a written row.
 
         If `sources` is None, a row contains exactly the fields, in order.
         """
