@@ -1,5 +1,5 @@
-"""Connects Spark to a service: one Spark session that is called in threads, fast channels for rows,
-and flows as Spark jobs.
+"""Connects Spark to a service: one Spark session that is called in threads, fast transfer of rows,
+and flows that run as Spark jobs.
 
     from aioflow.spark import SparkBridge
     async with SparkBridge("local[4]") as spark:

@@ -1,8 +1,8 @@
 """Turns errors of Spark into one short Python error with the cause, without pages of Java frames.
 
 Py4J and PySpark raise errors whose text has several nested Java stack traces. The short error names
-the innermost cause in a sentence. If a Python function failed on an executor, this is the type,
-message and source line of that error. The traces are kept as text.
+the innermost cause in a sentence. If a Python function failed on an executor, the sentence has the
+type, the message and the source line of the function's error. The traces are kept as text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aioflow.core.errors import AioflowError, Broken
 __all__ = ["SparkError", "SparkGone", "translated"]
 
 CAUSES_MAX = 20
-"""Maximum length of a chain of causes: a cyclic chain must end."""
+"""Maximum number of causes that are followed, because a chain of causes may be cyclic."""
 
 MESSAGE_CHARS_MAX = 2_000
 """Maximum length of a message. Some messages of Spark hold a whole query plan."""
@@ -90,8 +90,8 @@ def translated(error: BaseException) -> BaseException:
 
 
 def _of_java(throwable: Any) -> SparkError:
-    """Returns an error with the message of a Java throwable's innermost cause that has a
-    message.
+    """Returns an error for a Java throwable. Its message is that of the innermost cause which has
+    a message.
     """
     chain = [throwable]
     while len(chain) < CAUSES_MAX:

@@ -1,9 +1,9 @@
-"""aioflow as one file, for the Python processes of Spark.
+"""Packs aioflow into one zip file, for the Python processes of Spark.
 
-So only the dependencies must be installed there. The file holds bytecode, because each process
-would otherwise compile the modules of a zip file again. Spark itself requires that these processes
-have the same minor version of Python as this one. Making the file blocks, so it is done in a
-thread.
+So only aioflow's dependencies must be installed on Spark's machines. The file holds bytecode,
+because each process would otherwise compile the modules again. Spark itself requires that its
+Python processes have the same minor version of Python as this process. Building the file is a
+blocking call, so it runs in a thread.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from aioflow.spark.failures import SparkError
 __all__ = ["ship_aioflow", "write_package"]
 
 _UNCHECKED = 1
-"""Flags in the header of a pyc file: hash-based, and not checked against a source file."""
+"""Flags for the header of a pyc file that Python does not check against a source file."""
 
 _SHIPPING = threading.Lock()
 
 
 def ship_aioflow(context: Any) -> None:
-    """Adds the package to the files of this SparkContext for its executors, once.
+    """Adds the zip file of aioflow to the files that executors fetch from a SparkContext.
 
-    Spark never drops a file, and its executors may fetch it as long as the context lives.
+    Has no effect if the file was added before. The file stays as long as the context, because
+    executors that start later fetch it too.
     """
     with _SHIPPING:
         path = Path(context._temp_dir, "aioflow.zip")
@@ -70,8 +71,8 @@ def write_package(target: Path) -> None:
 
 
 def _compiled(source: Path, module: str) -> bytes:
-    """Returns a module as the content of a pyc file, from the cache beside the source if
-    possible.
+    """Returns the content of a pyc file for a module. Uses Python's cached bytecode beside the
+    source file if possible.
     """
     code = SourceFileLoader(module.removesuffix(".__init__"), str(source)).get_code(
         module.removesuffix(".__init__")

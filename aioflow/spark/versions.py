@@ -33,15 +33,15 @@ OLDEST: Version = (3, 5)
 
 
 class Feature(Enum):
-    """A feature of aioflow, with the first version of Spark that supports it."""
+    """A feature of aioflow: its name, and the first version of Spark that supports it."""
 
     TABLES = "a table as a sink (table=)", (4, 0)
-    """It needs `DESCRIBE TABLE ... AS JSON`, to find out the kind of a table."""
+    """A table as a sink needs `DESCRIBE TABLE ... AS JSON`, to find out the kind of the table."""
     CONNECT = "a session of Spark Connect", (4, 0)
-    """It needs `TaskContext`, by which Python functions find their task, on a Connect server."""
+    """Spark Connect needs a server on which `TaskContext` tells a Python function its task."""
     QUERIES = 'a flow as a streaming query (af.Spark(..., streaming="experimental"))', (4, 1)
-    """It needs `transformWithState` for rows in Python; Spark 4.0 has it only for pandas
-    DataFrames.
+    """A streaming query needs `transformWithState` for rows in Python. Spark 4.0 has it only for
+    pandas DataFrames.
     """
 
     def __init__(self, what: str, first: Version) -> None:
@@ -82,7 +82,9 @@ def check_version() -> None:
 
 
 def check_feature(feature: Feature) -> None:
-    """Raises SparkError naming the first version that has `feature`, if this one lacks it."""
+    """Raises SparkError if the installed Spark lacks `feature`. The message names the first version
+    that has it.
+    """
     found = installed_version()
     if found < feature.first:
         raise SparkError(
@@ -102,7 +104,7 @@ def java_min() -> int:
 
 
 def java_max() -> int | None:
-    """Returns the highest version of Java on which the installed Spark runs, None if not known.
+    """Returns the highest version of Java on which the installed Spark runs; None if not known.
 
     On Java 25, Spark 3.5 does not start, and Spark 4.1 cannot send rows to Python.
     """
@@ -110,9 +112,7 @@ def java_max() -> int | None:
 
 
 def is_remote(thing: Any) -> bool:
-    """Whether a session or a DataFrame belongs to Spark Connect, and so has no Java objects in this
-    process.
-    """
+    """Whether a session or a DataFrame belongs to Spark Connect. It then has no Java objects."""
     return type(thing).__module__.startswith("pyspark.sql.connect.")
 
 
@@ -137,7 +137,7 @@ def arrow_schema(struct: Any) -> Any:
 
 
 def silence() -> None:
-    """Stops PySpark from printing errors of queries, with all Java frames, beside raising them."""
+    """Stops PySpark from logging errors of queries with all Java frames. It still raises them."""
     try:
         from pyspark.logger import PySparkLogger
     except ModuleNotFoundError:  # Before 4.0 they are not printed.

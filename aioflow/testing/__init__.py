@@ -1,5 +1,5 @@
 """Test tools for users and for the project: a harness for one operator, simulation of whole flows
-by seed, a kill with a restart, pytest fixtures.
+by seed, a test that kills and restarts a flow, and pytest fixtures.
 
 Names are loaded when they are first used, so that importing this package costs nothing.
 """

@@ -1,11 +1,12 @@
-"""Kills a flow at a chosen row, restarts it, and compares the results: a test that state survives.
+"""Kills a flow at a chosen row, restarts it, and compares the results. This tests whether state
+survives.
 
     run = crash_and_restore(counts, here=lambda row: row == ("a", 3))
 
 The flow runs twice on a simulated machine, in virtual time: once to its end, and once with a kill.
 The kill acts like SIGKILL: no `finally` runs, and all memory is lost. A new process then resumes
-from the last checkpoint on the simulated disk. A sink commits the rows of the stream with
-checkpoints. Both runs must commit the same rows.
+from the last checkpoint on the simulated disk. A sink commits the rows of the stream whenever a
+checkpoint completes. Both runs must commit the same rows.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ PROCESS = "flow"
 STORE = "file:///crash-and-restore"
 
 PACE_S = 0.01
-"""Virtual time between two elements of a source, so that checkpoints lie between them."""
+"""Virtual time between two elements of a source. It lets checkpoints happen between elements."""
 
 SHOWN_MAX = 5
-"""Number of rows in the message about a difference."""
+"""Maximum number of differing rows that an error message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashedRun:
-    """The rows of both runs, and how many of them the kill repeated."""
+    """The rows of both runs, and the number of rows that were emitted again after the kill."""
 
     rows: list[Any]
     """Rows that the run with the kill committed, in order of their checkpoints."""
@@ -68,11 +69,11 @@ def crash_and_restore(
     """Runs the flow of `stream` once to its end and once with a kill and a restart, and compares
     the rows.
 
-    `here` is where the kill strikes: at the first row of the stream for which a function is true,
+    `here` is where the kill happens: at the first row of the stream for which a function is true,
     or after a number of rows. `every` is the time between checkpoints; the elements of a source
     come 10 ms apart. `seed` chooses the order of events. `options` are the options of `flow.run`
-    for one process. The order of rows is not compared. Synchronous; may be called while a loop
-    runs.
+    for one process. The order of rows is not compared. The function is synchronous, and may be
+    called while an event loop runs.
 
     Raises an error of the flow: without `restart=` a flow is not restarted after an error.
 
@@ -112,11 +113,13 @@ def crash_and_restore(
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows seen and committed by the sink of one run. They survive the kill, as in a database."""
+    """The rows that the sink of one run has got and committed. They survive the kill, as in a
+    database.
+    """
 
     here: Callable[[Any], bool] | int | None
     parts: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
-    """Rows by checkpoint and subtask."""
+    """Committed rows, by the number of the checkpoint and the subtask."""
     seen: int = 0
     seen_before_kill: int = 0
     committed_before_kill: int = 0
@@ -139,7 +142,7 @@ class _Rows:
 
 
 class _Compared:
-    """The `Sink` of one run: rows become visible with their checkpoint, exactly once."""
+    """The `Sink` of one run. Rows become visible exactly once, when their checkpoint completes."""
 
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
@@ -281,8 +284,8 @@ def _compare(rows: Sequence[Any], expected: Sequence[Any]) -> None:
 def _without(
     rest: list[Any], rows: Sequence[Any], form: Callable[[Any], Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Removes the rows that both lists contain, and returns what is left of each list. Two rows are
-    equal if `form` of them is.
+    """Returns the rows of `rest` that `rows` lacks, and the rows of `rows` that `rest` lacks. Rows
+    are compared by the results of `form(row)`. Changes the list `rest`.
     """
     forms, strange = [form(row) for row in rest], []
     for row in rows:

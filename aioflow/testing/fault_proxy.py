@@ -9,8 +9,8 @@ connection.
         proxy.cut_after(100) # the next 100 bytes to the server arrive, then the connection breaks
                              # in the middle
 
-Invariant: without faults every byte arrives once, in order, in both directions, with back pressure;
-half-closed stays half-closed.
+Invariant: without faults every byte arrives once, in order, in both directions, with back pressure.
+If one side half-closes its connection, so does the proxy on the other side.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 __all__ = ["FaultProxy"]
 
 NO_LINGER = struct.pack("ii", 1, 0)
-"""SO_LINGER on, 0 s: closing sends RST instead of FIN."""
+"""Value of SO_LINGER (on, 0 s) with which closing a socket sends RST instead of FIN."""
 
 
 class FaultProxy:
     """Forwards connections to `target_host:target_port`.
 
-    Use as `async with`; all methods act at once on all connections.
+    It is used as an async context manager. All methods act at once on all connections.
     """
 
     def __init__(self, host: Host, target_host: str, target_port: int) -> None:
         self.delay_s = 0.0
-        """How late every chunk arrives, in both directions."""
+        """Delay of every chunk of bytes in seconds, in both directions."""
         self.connections_made = 0
         self.bytes_up = 0
         """Number of bytes sent to the server."""
@@ -79,12 +79,12 @@ class FaultProxy:
         return len(self._links)
 
     def reset(self) -> None:
-        """Breaks all connections with a TCP reset. New ones are accepted."""
+        """Breaks all connections with a TCP reset. New connections are accepted."""
         for link in list(self._links):
             link.abort()
 
     def cut(self) -> None:
-        """Breaks all connections, and new ones as soon as they are made, until `heal`."""
+        """Breaks all connections. Until `heal`, breaks new connections as soon as they are made."""
         self._is_cut = True
         self.reset()
 
@@ -116,8 +116,8 @@ class FaultProxy:
         self._corrupt = True
 
     def passes(self, link: _Link, data: bytes, *, up: bool) -> bytes:
-        """Returns the part of `data` that passes. Breaks `link` once the limit of `cut_after` is
-        reached.
+        """Returns the bytes to pass on for the received `data`, after faults. Breaks `link` once
+        the limit of `cut_after` is reached. `up` is whether the bytes go to the server.
         """
         if not up:
             self.bytes_down += len(data)
@@ -140,7 +140,9 @@ class FaultProxy:
         return self._stalled
 
     def made(self, link: _Link) -> asyncio.Task[None] | None:
-        """Returns the task that connects a new client to the server; None if the link is cut."""
+        """Notes the connection of a new client, and returns the task that connects to the server.
+        Returns None if `cut` is in force.
+        """
         self.connections_made += 1
         if self._is_cut:
             return None
@@ -190,7 +192,7 @@ class _Link:
 class _End(asyncio.Protocol):
     """One end of a connection.
 
-    It passes all received data to the other end. `None` stands for the end of the stream.
+    It passes all received data to the other end. None in place of data is the end of the stream.
     """
 
     other: _End

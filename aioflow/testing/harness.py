@@ -1,15 +1,16 @@
-"""Runs the operators of a stream, or one function, under the control of a test: synchronously, with
-a clock that the test advances.
+"""Runs the operators of a stream, or one function, under the control of a test. All calls are
+synchronous, and the test advances the clock.
 
     h = OperatorHarness(Alert(), key=lambda r: r.sensor)
     h.push(Reading("a", 95), ts=1_000)
     h.watermark(60_000)
     assert h.take() == ["a: hot"]
 
-Inside are the runtime's own chain, mailbox, state backend, timers and valve, on an event loop of
-the harness. So it works in plain tests and inside coroutines alike. A call returns when nothing is
-left to do at the present time. The call that led to an error of user code raises it; after that the
-harness cannot be used. Changing an input or an emitted value raises `ValueMutated`.
+The harness uses the runtime's own chain, mailbox, state backend, timers and watermark valve, on an
+event loop of its own. So it works in plain tests and inside coroutines alike. A call returns when
+nothing is left to do at the present time. The call that led to an error of user code raises this
+error, and the harness cannot be used afterwards. Changing an input or an emitted value raises
+`ValueMutated`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["HarnessSnapshot", "ManualClock", "OperatorHarness", "Timer"]
 class ManualClock:
     """A wall clock in ms that a test moves.
 
-    Several harnesses may share one; each catches up when it is used next.
+    Several harnesses may share one clock. Each harness catches up with it when it is used next.
     """
 
     __slots__ = ("now_ms",)
@@ -53,10 +54,10 @@ class Timer(NamedTuple):
     """A registered timer that has not fired yet."""
 
     timestamp: int
-    """ms"""
+    """Time at which the timer fires, in ms."""
     key: Any
     time: str
-    """"event" or "processing"."""
+    """Kind of the timer: "event" or "processing"."""
     window: Any = None
     """(start, end) of the window to which the timer belongs; None for a timer of a process
     function.
@@ -68,7 +69,7 @@ class HarnessSnapshot:
     """Keyed state, timers and operator state of all operators of a harness, and the plan that made
     the operators. Can be pickled.
 
-    `operators` is plain data: aioflow's codec encodes it if it can encode the values in the state.
+    aioflow's codec can encode `operators` if it can encode the values in the state.
     """
 
     plan: HarnessPlan
@@ -86,16 +87,16 @@ class HarnessSnapshot:
 class OperatorHarness:
     """Runs the operators of a stream, or one function.
 
-    Of a stream, the harness runs the operators of its chain up to the one that made the stream,
-    without the source: push the elements that they would read. Any other `stream_or_fn` is one of:
-    a function of one element (mapped; a generator function is flat-mapped; `async def` is awaited),
-    a function of (value, ctx), an object or class of the function classes, an expression, an
-    AggregateFunction (as a running aggregate), or an Operator. An object that the test made is run
-    itself, not a copy.
+    For a stream, the harness runs the operators of its chain up to the operator that made the
+    stream. It does not run the source: push the elements that the first operator would read. Any
+    other `stream_or_fn` is one of: a function of one element (mapped; a generator function is
+    flat-mapped; `async def` is awaited), a function of (value, ctx), an object or class of the
+    function classes, an expression, an AggregateFunction (as a running aggregate), or an Operator.
+    If the test made an object, this very object runs, not a copy.
 
     `key` is the key function of one element; a tuple of two functions gives each input its own. A
-    keyed stream has a key function already. `clock` is a ManualClock or the time to start at in ms;
-    None starts at 0. Leaving `with`, or `close()`, closes the functions.
+    keyed stream has a key function already. `clock` is a ManualClock or the start time in ms;
+    None means 0. Leaving `with`, or `close()`, closes the functions.
     """
 
     def __init__(
@@ -300,7 +301,7 @@ class OperatorHarness:
         return HarnessSnapshot(self._plan, self._catch_up().snapshot(), self._clock.now_ms)
 
     def _catch_up(self) -> HarnessTask:
-        """Brings the task up to the time of the clock, and returns it."""
+        """Advances the task to the time of the clock, and returns the task."""
         self._task.settle(self._clock.now_ms)
         return self._task
 

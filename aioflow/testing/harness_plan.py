@@ -57,7 +57,7 @@ from aioflow.operators.stateless import (
 __all__ = ["HarnessPlan", "OperatorPlan", "plan_of"]
 
 MAX_PARALLELISM = 128
-"""Key groups of a function that belongs to no flow."""
+"""Number of key groups for a function that belongs to no flow."""
 
 ROWS = (
     (MapFunction, StatelessKind.MAP),
@@ -68,7 +68,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlan:
-    """One operator of the chain, as a node of the flow describes it."""
+    """One operator of the chain, with the properties that the node of a flow has."""
 
     name: str
     uid: str
@@ -79,7 +79,7 @@ class OperatorPlan:
 
 @dataclass(frozen=True, slots=True)
 class HarnessPlan:
-    """A chain, and the key function of each of its inputs (None: not keyed)."""
+    """A chain of operators. `keys` has the key function of each input; None if it is not keyed."""
 
     operators: tuple[OperatorPlan, ...]
     keys: tuple[Any, ...]
@@ -87,10 +87,10 @@ class HarnessPlan:
 
 
 def plan_of(target: Any, key: Any) -> tuple[HarnessPlan, HarnessPlan]:
-    """Returns two plans: for the first run, and for every later run (after a restore).
+    """Returns two plans: one for the first run, and one for every later run (after a restore).
 
-    The plans differ for an object that the test made: the first run uses that object itself, so
-    that the test can inspect it.
+    The plans differ if the test made the object `target`. The first run uses this very object, so
+    that the test can inspect it. Later runs use fresh copies.
     """
     if isinstance(target, DataStream):
         plan = _of_stream(target, key)
@@ -163,7 +163,9 @@ def _of_function(target: Any, key: Any) -> tuple[HarnessPlan, HarnessPlan]:
 
 
 def _keys(key: Any, inputs: int) -> tuple[Any, ...]:
-    """Returns `key` for each input: one function for all, or a tuple of them."""
+    """Returns the key function of each input. `key` is one function for all inputs, or a tuple of a
+    function for each input.
+    """
     if isinstance(key, tuple):
         if len(key) != inputs:
             raise TypeError(

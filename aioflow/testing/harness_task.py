@@ -1,8 +1,8 @@
-"""The task around the operators of a harness: a real mailbox, chain, valve, state and timers,
-without partitions and gates.
+"""The task that runs the operators of a harness: a real mailbox, chain, watermark valve, state and
+timers, without result partitions and input gates.
 
-It runs on a `VirtualLoop` of its own, and only while the harness waits for it: every call from
-outside puts something in and lets the loop run until nothing is left to do at the present time.
+The task runs on a `VirtualLoop` of its own, and only during a call of the harness. Every call hands
+something to the task, and lets the loop run until nothing is left to do at the present time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["HarnessTask", "OperatorStateSnapshot", "Record"]
 T = TypeVar("T")
 
 Record = tuple[Any, int | None]
-"""A value and its timestamp in ms, None without event time."""
+"""A value and its timestamp in ms. The timestamp is None if the value has no event time."""
 
 SNAPSHOT_ID = 1
 """Checkpoint id of the snapshots of a harness."""
@@ -55,17 +55,17 @@ SNAPSHOT_ID = 1
 
 @dataclass(frozen=True, slots=True)
 class OperatorStateSnapshot:
-    """All state of one operator. It is plain data if the values in the state are."""
+    """All state of one operator. It is plain data if the values in the state are plain data."""
 
     keyed: KeyedStateHandle | None
-    """Keyed state and timers, all inline."""
+    """Keyed state and timers, with all content in the handle itself."""
     operator: OperatorSnapshot
 
 
 class HarnessTask:
     """Runs `plan` as subtask `index` of `parallelism`.
 
-    `restored` has, for each former subtask, the state of each operator.
+    `restored` has a list for each former subtask, with the state of each operator.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class HarnessTask:
     # From outside of the loop.
 
     def push(self, value: Any, timestamp: int | None, channel: int) -> None:
-        """Puts one record into input `channel`, which becomes active."""
+        """Puts one record into the input with the index `channel`. This input becomes active."""
         batch = RecordBatch([value], None if timestamp is None else [timestamp])
         partitioner = self._keys[channel]
         if partitioner is not None:
@@ -225,7 +225,9 @@ class HarnessTask:
                 self._failed = failed
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        """Lets time pass until `condition` holds."""
+        """Lets time pass until nothing is left to run. Raises RuntimeError if `condition` is then
+        not true.
+        """
         self.loop.run_to(float("inf"))
         self._raise_error()
         if not condition():

@@ -5,8 +5,8 @@ installed.
     flow_harness    makes OperatorHarness objects, and closes them after the test
     fault_proxy     makes TCP proxies that misbehave on demand
 
-It is imported when pytest starts, in every project that has aioflow installed: so it imports
-nothing but pytest until a fixture is used.
+pytest imports this plugin at its start, in every project that has aioflow installed. So the plugin
+imports nothing but pytest until a fixture is used.
 """
 
 from __future__ import annotations

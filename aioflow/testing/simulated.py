@@ -1,14 +1,14 @@
-"""Runs a whole flow in virtual time under a seed: one history out of the many that a real machine
+"""Runs a whole flow in virtual time. A seed chooses one of the many histories that a real machine
 could have made.
 
     run = run_simulated(flow, seed=7, collect=[counts])
     assert sorted(run.outputs[0]) == expected
 
-The flow runs as it would in this process: same job master, tasks, mailboxes and exchanges. The seed
-chooses what a real machine leaves to chance: how long time slices and blocking calls take, when the
-process is stalled, what the disk does. The same seed gives the same run, callback by callback
-(`trace_crc`). An hour of sleeping costs nothing. A flow that waits for something that can never
-happen fails with SimDeadlock.
+The flow runs as it would in this process, with the same JobMaster, tasks, mailboxes and exchanges.
+The seed chooses what a real machine leaves to chance: how long time slices and blocking calls take,
+when the process is stalled, and what the disk does. The same seed gives the same run, callback by
+callback, with the same `trace_crc`. An hour of sleeping costs nothing. A flow that waits for
+something that can never happen fails with SimDeadlock.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ PROCESS = "flow"
 """Name of the simulated process that the flow runs in."""
 
 FAULTS_S = 60.0
-"""Virtual seconds during which faults strike, if the flow takes that long; afterwards it can
-finish, or be found stuck.
+"""Virtual seconds from the start during which faults happen. Without faults the flow can then
+finish, or turns out to be stuck.
 """
 
 REFUSED = {
@@ -62,17 +62,17 @@ class SimulatedRun:
     outputs: tuple[list[Any], ...]
     """The elements of each stream of `collect`, in order of arrival."""
     job: JobResult | None
-    """How the job ended; None when `drive` ended it."""
+    """How the job ended. None if the job was ended by the return of `drive`."""
     value: Any
-    """Return value of `drive`."""
+    """Return value of `drive`; None without `drive`."""
     trace_crc: int
-    """Digest of all that happened: two runs with the same digest took the same way."""
+    """Checksum of all events. Two runs with the same checksum had the same events."""
     steps: int
-    """Callbacks that ran."""
+    """Number of callbacks that ran."""
     virtual_s: float
     """Virtual seconds that passed."""
     faults: Counter[str]
-    """How many faults of each kind struck."""
+    """Number of faults that happened, by kind."""
     errors: list[str]
     """Errors that were never awaited, and tasks that were left behind."""
 
@@ -105,16 +105,18 @@ def run_simulated(
 
     It is synchronous, and may be called while a loop runs.
 
-    `collect`: streams whose elements are wanted. `drive(job)`: a coroutine function that talks to
-    the running job; when it returns, the run ends as at the end of an `async with flow.run()`
-    block. Without it the run waits for the end of the job. `faults`: `pause` stalls the process,
-    `disk` makes the simulated disk slow, full or failing; the other kinds are refused with
-    ValueError. `clock`: the wall clock at the start, in ms. `clock_steps`: pairs of the seconds
-    until the wall clock steps and the size of the step in ms, negative for a step back. `options`
-    are the options of `flow.run`; paths are on the simulated disk. With `perturb=False` the seed
-    varies nothing; `fence=False` lets user code touch the real machine.
+    `collect` are the streams whose elements the result contains. `drive(job)` is a coroutine
+    function that uses the running job. When it returns, the run ends as at the end of an `async
+    with flow.run()` block. Without `drive` the run waits for the end of the job. `faults` may have
+    `pause`, which stalls the process, and `disk`, which makes the simulated disk slow, full or
+    failing. Other kinds of faults raise ValueError. `clock` is the wall clock at the start, in ms.
+    `clock_steps` are pairs: the seconds until the wall clock jumps, and the size of the jump in ms,
+    negative for a jump back. `options` are the options of `flow.run`; paths are on the simulated
+    disk. With `perturb=False` the seed varies nothing. `fence=False` lets user code use the real
+    machine.
 
-    Raises what the job raised, SimDeadlock, SimLivelock, SimFenceBroken; a note names the seed.
+    Raises the error of the job, SimDeadlock, SimLivelock or SimFenceBroken. A note on the error
+    names the seed.
     """
     if faults is not None:
         _check(faults)

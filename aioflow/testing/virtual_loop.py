@@ -1,8 +1,8 @@
-"""A small event loop whose time stands still until a test advances it, and its host.
+"""A small event loop whose time stands still until a test advances it, and a `Host` for it.
 
-It is what the operator harness runs operators on: real asyncio tasks, futures and timeouts, in the
-caller's thread, also while another loop is running there. Unlike the simulation it varies nothing:
-callbacks run in the order of asyncio, and take no time.
+The operator harness runs operators on this loop. Tasks, futures and timeouts are asyncio's own. The
+loop runs in the caller's thread, also while another loop is running there. Unlike the simulation it
+varies nothing: callbacks run in the order of asyncio, and take no time.
 
 Invariant: time moves only inside `run_to`, from timer to timer, never beyond the given limit.
 
@@ -44,8 +44,8 @@ time or input.
 """
 
 TOLERANCE_S = 1e-6
-"""How early a timer may fire: floats near today's date resolve 0.2 us, which does not show in
-milliseconds.
+"""Number of seconds by which a timer may fire early. Floats of the size of today's time have a
+resolution of 0.2 us. An error of this size does not show in milliseconds.
 """
 
 
@@ -125,7 +125,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Calls `func` inline, in the next iteration of the loop."""
+        """Calls `func` in the thread of the loop, in the loop's next iteration."""
         future: asyncio.Future[T] = self.create_future()
         self.call_soon(settle, future, func, args)
         return future
@@ -157,7 +157,7 @@ class VirtualHost:
     def blocking(
         self, fn: Callable[[*Ts], T], *args: *Ts, dedicated: bool = False, name: str | None = None
     ) -> asyncio.Future[T]:
-        """Runs `fn(*args)` inline, in the next iteration of the loop."""
+        """Runs `fn(*args)` in the thread of the loop, in the loop's next iteration."""
         return self._loop.run_in_executor(None, fn, *args)
 
     def buggify(self, point: str, probability: float) -> bool:
@@ -213,7 +213,7 @@ def outside_of_loops() -> Iterator[None]:
 
 
 def settle(future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
-    """Calls `func` and sets its result on `future`, unless `future` is done already."""
+    """Calls `func` and sets its result or error on `future`. Does nothing if `future` is done."""
     if future.done():
         return
     try:
@@ -227,7 +227,9 @@ def settle(future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, .
 
 
 CLOSES_MAX = 8
-"""How many awaits of one coroutine's cleanup are cut short before it is left alone."""
+"""Maximum number of awaits in the cleanup of one coroutine that are interrupted. After that the
+coroutine stays unfinished.
+"""
 
 
 def end_generator(agen: AsyncGenerator[Any, Any]) -> None:
@@ -242,8 +244,8 @@ def end_generator(agen: AsyncGenerator[Any, Any]) -> None:
 
 
 def close_chain(awaited: Any) -> None:
-    """Closes a coroutine and the coroutines that it awaits, innermost first. A coroutine whose
-    cleanup awaits is closed again, up to `CLOSES_MAX` times.
+    """Closes the coroutine `awaited` and the coroutines that it awaits, the innermost first. If the
+    cleanup of a coroutine awaits, the coroutine is closed again, up to `CLOSES_MAX` times.
     """
     chain = []
     while isinstance(awaited, CoroutineType):

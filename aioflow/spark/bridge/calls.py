@@ -1,9 +1,9 @@
 """Calls to Spark: the interface of a bridge for sources and sinks, and the threads that run calls.
 
-Blocking calls run in a bounded number of threads. An executor does not suffice, for these reasons.
-Spark ties state to each thread: the thread has a partner thread in the JVM, with the active session
-and the job group in it. A call that never returns must not occupy its thread for ever, and the pool
-outlives the loop that made it.
+Blocking calls run in a bounded number of threads. `concurrent.futures` does not suffice, for these
+reasons. Spark ties state to each thread: the thread has a partner thread in the JVM, which holds
+the active session and the job group. A call that never returns must not occupy a place in the pool
+for ever. The pool outlives the loop that made it.
 
 Invariants: at most `capacity` awaited calls run, besides the calls that are `apart`. Calls begin in
 the order in which they were submitted. A call that its caller cancels before it begins never runs.
@@ -87,8 +87,8 @@ class Call:
     __slots__ = ("_loop", "abandoned", "apart", "ended", "fn", "future", "group", "started")
 
     def __init__(self, fn: Callable[[], Any], group: str, *, apart: bool = False) -> None:
-        """Makes a call of `fn`. `apart` means that the call lasts as long as a stream, so that its
-        thread does not count towards the capacity.
+        """Makes a call of `fn`, whose Spark jobs belong to the job group `group`. `apart` means
+        that the call lasts as long as a stream, so its thread does not count towards the capacity.
         """
         self.fn = fn
         self.group = group
@@ -100,8 +100,8 @@ class Call:
         self.future: asyncio.Future[Any] = self._loop.create_future()
 
     def settle(self, result: Any, error: BaseException | None) -> None:
-        """Sets the result or error of the call. Called in its thread. Has no effect if the loop is
-        closed.
+        """Sets the result or error of the call. It is called in the thread of the call, and has no
+        effect if the caller's loop is closed.
         """
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._settle, result, error)
@@ -226,8 +226,8 @@ class CallThreads:
     def _one(self, call: Call, inbox: queue.SimpleQueue[Call | None]) -> Call | None:
         """Runs `call` and returns the next call for this thread.
 
-        Returns None if no call waits. The thread then takes the next one from `inbox`, where None
-        means that the thread ends.
+        Returns None if no call waits. The thread then waits for its next call in `inbox`. None in
+        `inbox` ends the thread.
         """
         with self._lock:
             begins = not call.started

@@ -39,8 +39,8 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class ChannelStream(Protocol):
-    """The interface of an object that receives the frames of channels. All calls come from the
-    event loop.
+    """The interface of an object that receives the frames of channels. Its methods are called on
+    the event loop.
     """
 
     @property
@@ -48,7 +48,7 @@ class ChannelStream(Protocol):
         """Direction of the tasks of the stream: push, pull or batch, as in `Hello`."""
 
     def on_task(self, channel: Channel, hello: Hello) -> None:
-        """Handles a new task, which waits for START."""
+        """Handles a newly connected task, which waits for a START frame."""
 
     def on_frame(self, channel: Channel, kind: FrameKind, body: bytearray) -> None:
         """Handles a frame; the stream may keep the body. A ProtocolError raised here ends the
@@ -108,7 +108,7 @@ class ChannelListener:
         return name
 
     def remove(self, name: str) -> None:
-        """Removes a stream. Tasks that ask for it later are told that it is over.
+        """Removes a stream. Tasks that ask for it later get the answer that it is over.
 
         Has no effect for an unknown name.
         """

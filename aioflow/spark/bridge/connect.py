@@ -51,12 +51,12 @@ logger = logging.getLogger(__name__)
 
 
 def is_connect(master: str) -> bool:
-    """Whether this is the address of a Connect server, such as "sc://host:15002"."""
+    """Whether `master` is the address of a Connect server, such as "sc://host:15002"."""
     return master.startswith("sc://")
 
 
 def server_of(url: str) -> tuple[str, int] | None:
-    """Returns host and port of a Connect server; None if `url` is no address of one."""
+    """Returns host and port of a Connect server; None if `url` is not the address of one."""
     match = _URL.fullmatch(url)
     return None if match is None else (match["host"], int(match["port"] or PORT))
 
@@ -88,7 +88,8 @@ class ConnectSession:
 
     @staticmethod
     def start(url: str, given: Mapping[str, str]) -> ConnectSession:
-        """Returns a new session, or the active one of the program if that is on the same server.
+        """Returns the program's active session if it is on the server at `url`, else a new session
+        with the settings `given`.
 
         Raises SparkError, or ModuleNotFoundError naming the missing package.
         """

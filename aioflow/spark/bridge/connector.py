@@ -35,9 +35,7 @@ _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
 
 @dataclass(frozen=True, slots=True)
 class TypedRows:
-    """A function that converts a row to a value of `type`. It is sent to Spark's executors with the
-    flow.
-    """
+    """Converts a row to a value of `type`. It is sent to Spark's executors with the flow."""
 
     make: Callable[[dict[str, Any]], Any]
     type: Any

@@ -2,8 +2,8 @@
 `mapInArrow`.
 
 The code blocks, and has neither a loop nor a Host. A task pushes its partition to the service, or
-pulls one from it. Waiting for credit blocks the task, and with it the part of the plan that feeds
-it. That is the back pressure.
+pulls one from it. While a task waits for credit, the part of Spark's plan that feeds it waits too.
+So back pressure reaches Spark.
 
 Objects of these classes are sent to the executors pickled by reference, so aioflow must be
 importable there.
@@ -61,7 +61,9 @@ each partition.
 """
 
 RESULT_SCHEMA = "partition int, attempt bigint, rows bigint"
-"""The result of a pushing task: the attempt that won, and the number of rows of its partition."""
+"""The schema of a pushing task's result: the number of the partition, the id of the task attempt,
+and the number of rows of the partition.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class TaskChannel:
         return rows
 
     def end(self, rows: int) -> None:
-        """Reports the number of rows, and waits until the service has them all."""
+        """Reports the partition's number of rows, and waits until the service has all rows."""
         self.send(FrameKind.END, encode_words(rows))
         self._wait_for(FrameKind.ACK)
 
@@ -239,7 +241,7 @@ class TaskChannel:
 class PushRows:
     """The function that `mapInArrow` calls to send a partition to the service.
 
-    It returns one row with the result.
+    It yields one row, as in `RESULT_SCHEMA`.
     """
 
     address: ServiceAddress
@@ -256,7 +258,7 @@ class PushRows:
 class PushBatch:
     """The function that `foreachBatch` calls on a Connect server, in a process of its own.
 
-    It asks the service whether the batch is wanted, and lets tasks push its rows.
+    It asks the service whether it needs the batch. If so, it runs tasks that push the batch's rows.
     """
 
     address: ServiceAddress
@@ -271,7 +273,9 @@ class PushBatch:
 
 
 def batch_stream(gate: str, attempt: int) -> str:
-    """Returns the name of the stream for the rows of a batch, for one attempt at the batch."""
+    """Returns the name of the stream that receives the rows of one attempt at a batch. `gate` is
+    the name of the stream on which the batch is announced.
+    """
     return f"{gate}-{attempt}"
 
 

@@ -1,6 +1,6 @@
 """The frames between a service and the tasks of a Spark job, after the handshake.
 
-They are whole Arrow batches, and a few short messages around them.
+The frames carry whole Arrow batches, and a few short messages before and after them.
 
     4 length of the body | 1 kind || body | 16 MAC, if keyed
 
@@ -73,8 +73,9 @@ class Hello(NamedTuple):
     """
 
     op: str
-    """Direction of the rows: push or pull. Or batch: `partition` is the number of a batch that a
-    Connect server has computed, and START has the number of the attempt as `rows`."""
+    """Direction of the rows: "push" or "pull". Or "batch", which announces a batch that a Connect
+    server has computed. Then `partition` is the batch's number, and the answer START has the number
+    of the attempt as `rows`."""
     stream: str
     partition: int
     attempt: int
@@ -176,7 +177,7 @@ class Sealer:
 
 
 def parse_header(header: bytes | bytearray | memoryview) -> tuple[FrameKind, int]:
-    """Returns kind and length of the body.
+    """Returns the kind of the frame and the length of its body in bytes.
 
     Raises RemoteProtocolError for an unknown kind, and for a length above its limit.
     """
@@ -201,9 +202,9 @@ def encode_words(*words: Any) -> bytes:
 
 
 def decode_words(kind: FrameKind, body: bytes | bytearray | memoryview, *types: type) -> list[Any]:
-    """Returns the values in the body of a frame, whose types are `types` in this order.
+    """Returns the values in the body of a frame. They must have the types `types`, in this order.
 
-    Raises RemoteProtocolError if they have other types, or if the body cannot be read.
+    Raises RemoteProtocolError if values have other types, or if the body cannot be read.
     """
     try:
         words = msgpack.unpackb(body)

@@ -4,8 +4,8 @@ Everything here blocks, so it is called in a thread. PySpark keeps its context, 
 session in class attributes, one of each in a process. So there is one `SparkProcess` at a time. A
 context that the program made itself is used as it is, and not ended by the bridge. Under
 spark-submit, or after the program stopped its own context, there is a Java process without a
-context. Then the bridge starts a context in that process, with the settings of the process, and
-ends it.
+context. Then the bridge starts a context in that process, with the process's settings, and later
+ends the context.
 
 Java's output goes to a file, whose last lines explain a failed start. The Java process ends when
 its standard input is closed, which also happens when this process dies.
@@ -67,9 +67,9 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime: `home` is the value for JAVA_HOME.
+    """A Java runtime. `home` is its directory, the value for JAVA_HOME.
 
-    `version` is the major version, None if the runtime does not state it.
+    `version` is the major version, or None if the runtime does not state it.
     """
 
     home: str
@@ -121,7 +121,9 @@ def _checked(home: str, source: str, minimum: int, maximum: int | None) -> Java:
 
 
 def _check_new(version: int | None, source: str, maximum: int | None) -> None:
-    """Raises SparkError if the Java version is newer than the installed Spark supports."""
+    """Raises SparkError if the Java `version` is higher than `maximum`. `source` is the place where
+    the runtime was found, for the message.
+    """
     if version is not None and maximum is not None and version > maximum:
         raise SparkError(
             f"this version of Spark needs Java {maximum} or earlier, and {source} leads to Java "
@@ -130,7 +132,7 @@ def _check_new(version: int | None, source: str, maximum: int | None) -> None:
 
 
 def _is_too_old(version: int | None, minimum: int) -> bool:
-    """Whether a Java version is too old. False for an unknown version: such a runtime is tried."""
+    """Whether a Java version is too old. An unknown version (None) is not, so it is tried."""
     return version is not None and version < minimum
 
 
@@ -198,7 +200,9 @@ class SparkProcess:
         self.is_ours = is_ours
         """Whether this object has started the context, and therefore must end it."""
         self._scratch = scratch
-        """Directory of the files of the Java process; None if others started the process."""
+        """Directory of the files of the Java process. None if the bridge did not start the
+        process.
+        """
         self._log = log
         self._process = process
 
@@ -256,8 +260,8 @@ class SparkProcess:
     def group(self, group: str) -> Iterator[None]:
         """Makes the jobs that this thread submits belong to `group`.
 
-        The session becomes the active one of this thread, where Python data sources and SQL look it
-        up.
+        The session becomes the active session of this thread. Python data sources and SQL look it
+        up there.
         """
         session, context = self.session, self.session.sparkContext
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
@@ -316,9 +320,10 @@ class SparkProcess:
 
 
 def settings_outside() -> dict[str, str]:
-    """Returns the settings from outside this program, or those of its running context.
+    """Returns the settings of the program's running context. If there is none, returns the settings
+    that were made outside this program.
 
-    Asks an existing Java process, if there is one, which blocks for some milliseconds.
+    If there is a Java process, asks it, which blocks for some milliseconds.
     """
     pyspark = sys.modules.get("pyspark")
     context = None if pyspark is None else pyspark.SparkContext._active_spark_context
@@ -368,7 +373,7 @@ def _session_in_java(given: Mapping[str, str], defaults: Mapping[str, str]) -> A
 
 
 def _note_master(outside: str | None, given: str | None) -> None:
-    """Logs that a master of the program replaces one that was set outside."""
+    """Logs a warning if the program's master URL replaces another one that was set outside."""
     if given is not None and outside not in (None, DEFAULT_MASTER, given):
         logger.warning(
             "the program has the master %r, which overrules %r of spark-submit or "

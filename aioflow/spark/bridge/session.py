@@ -6,14 +6,14 @@ Java.
         count = await spark.call(frame.count, timeout="30s")
 
 PySpark blocks: every call goes through a socket to the Java process, and an action returns when its
-job has ended. So each call runs in one of a bounded number of threads. Its thread in the JVM has
-the session as its active one, and the call's own job group.
+job has ended. So each call runs in one of a bounded number of threads. The partner of the thread in
+the JVM has the bridge's session as its active session, and a job group for this call.
 
 Invariants: at most `capacity` awaited calls run at a time. A caller that is cancelled or out of
-time stops waiting at once. The jobs of its call are cancelled, including those that it has not
-submitted yet. A call that still does not return is given up after `ABANDON_AFTER_S`. Then it is
-counted in `abandoned`, and not towards the capacity. A Java process that died fails the calls under
-way; the next call starts another.
+time stops waiting at once. The Spark jobs of the call are cancelled, including jobs that the call
+submits later. A call that still does not return is given up after `ABANDON_AFTER_S`. Then it is
+counted in `abandoned`, and not towards the capacity. If the Java process dies, unfinished calls
+fail, and the next call starts another process.
 
 The bridge is for control. Rows use separate connections (`channels`).
 """
@@ -61,7 +61,7 @@ __all__ = ["ABANDON_AFTER_S", "CAPACITY", "SparkBridge"]
 T = TypeVar("T")
 
 CAPACITY = 4
-"""Default number of concurrent calls. Spark runs the jobs of several threads side by side. More
+"""Default number of concurrent calls. Spark runs the jobs of several threads at the same time. More
 calls would only wait for the same cores.
 """
 
@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 
 def _load_flows() -> None:
-    """Imports the modules that flows need to read and write here.
+    """Imports the modules that flows of this process need to read from Spark and write to it.
 
     It runs in a thread, because it would block the loop for half a second.
     """
@@ -120,9 +120,9 @@ class SparkBridge(Bridge):
         and "aioflow". `config` overrides all other settings. aioflow's own defaults (little
         logging, listening on loopback) apply only to settings that are set nowhere.
 
-        With `tls`, rows from and to executors on other machines go over TLS, with files at the same
-        paths there. With `allow_plaintext` they may go unprotected. Raises SparkError for an
-        invalid master URL.
+        With `tls`, rows from and to executors on other machines are sent over TLS. The certificate
+        files have the same paths on these machines. With `allow_plaintext` rows may be sent
+        unprotected. Raises SparkError for an invalid master URL.
         """
         self._config = dict(config or {})
         if master is None:
@@ -164,14 +164,14 @@ class SparkBridge(Bridge):
 
     @property
     def master(self) -> str:
-        """Master URL of Spark, or address of a Connect server: as given, or as set outside the
-        program.
+        """Master URL of Spark, or address of a Connect server. It was given to the bridge, or set
+        outside the program.
         """
         return shown_url(self._url) if is_connect(self._url) else self._url
 
     @property
     def _url(self) -> str:
-        """The master with its parameters, which may contain a token."""
+        """The master URL with its parameters, which may contain a token."""
         if self._master is not None:
             return self._master
         remote = self.settings.get("spark.remote", "")
@@ -211,8 +211,8 @@ class SparkBridge(Bridge):
 
     @property
     def host(self) -> Host:
-        """The host, which provides clock, files and network of the machine. It is open as long as
-        the bridge is.
+        """The host, which provides the clock, the files and the network of the machine. It is
+        closed with the bridge.
         """
         return self._host
 
@@ -278,9 +278,9 @@ class SparkBridge(Bridge):
         )
 
     async def job(self, fn: Callable[[], T]) -> T:
-        """Runs `fn` as `call` does, for a function that lasts as long as a stream.
+        """Runs `fn` as `call` does, but its thread does not count towards the capacity.
 
-        Its thread does not count towards the capacity.
+        This is for a function that lasts as long as a stream.
         """
         return await self._call(fn, getattr(fn, "__qualname__", repr(fn)), None, apart=True)
 
@@ -382,7 +382,7 @@ class SparkBridge(Bridge):
         return SparkProcess.start(self._given(), self.defaults)
 
     def _given(self) -> dict[str, str]:
-        """Returns the settings of the program, which take precedence over all others."""
+        """Returns the settings that the program gave, which take precedence over all others."""
         given = dict(self._config)
         if self._master is not None:
             given["spark.master"] = self._master
@@ -454,7 +454,7 @@ class SparkBridge(Bridge):
             )
 
     def _cancel_jobs(self, call: Call) -> None:
-        """Cancels the jobs of a call, also those that it has not submitted yet.
+        """Cancels the Spark jobs of a call, including jobs that the call submits later.
 
         It runs in an extra thread, because all threads for calls may be in use.
         """

@@ -1,8 +1,9 @@
 """The configuration of a Spark session that the bridge starts.
 
-By default it is quiet, listens on loopback, has no web interface, and keeps its files in one
-scratch directory. A default holds only where the user set nothing: in the program, in the arguments
-of spark-submit, or in spark-defaults.conf. The first of these three wins, as in Spark itself.
+By default the session logs little, listens on loopback, has no web interface, and keeps its files
+in one scratch directory. A default applies only if the user has not set the value: in the program,
+in the arguments of spark-submit, or in spark-defaults.conf. The first of these three wins, as in
+Spark itself.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _MASTERS = re.compile(
     r"local|local\[(N|\*)\]|local\[(N|\*),\s*\d+\]|local-cluster\[N,\s*N,\s*N\]|spark://[^/,"
     r":]+:\d+(,[^/,:]+:\d+)*|yarn|k8s://.+".replace("N", r"0*[1-9]\d*")
 )
-"""Valid master URLs. `N` stands for a number of at least 1: with 0, Spark would end or wait for
-ever.
+"""Matches valid master URLs. `N` stands for a number of at least 1: with 0, Spark would end or wait
+for ever.
 """
 
 INSTEAD_OF_CONNECT = (
@@ -54,7 +55,7 @@ INSTEAD_OF_CONNECT = (
 )
 
 _LOG4J_KINDS = ("properties", "xml", "yaml", "yml", "json", "jsn")
-"""Suffixes of a log4j configuration file of the user, in Spark's configuration directory."""
+"""Suffixes under which a user may have a log4j file in Spark's configuration directory."""
 
 _LOG4J = """\
 rootLogger.level = error
@@ -94,7 +95,7 @@ class Reach:
 def check_master(master: str, *, connect: bool = False) -> None:
     """Raises SparkError for an invalid master URL, TypeError if it is not a str.
 
-    Spark itself would report it from Java, after it has started. `connect` allows the address of a
+    Spark itself would report the URL only after Java has started. `connect` allows the address of a
     Connect server.
     """
     if not isinstance(master, str):
@@ -118,7 +119,7 @@ def check_master(master: str, *, connect: bool = False) -> None:
 
 
 def standalone_masters(master: str) -> list[tuple[str, int]]:
-    """Returns host and port of each master of a `spark://` URL; empty for other URLs."""
+    """Returns host and port of each master of a `spark://` URL, or an empty list for other URLs."""
     if not master.startswith("spark://"):
         return []
     pairs = [address.rsplit(":", 1) for address in master.removeprefix("spark://").split(",")]
@@ -155,7 +156,7 @@ def settings_of_files(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _conf_dir(environ: Mapping[str, str]) -> str:
-    """Returns the directory of Spark's configuration, empty if PySpark is not installed."""
+    """Returns the directory of Spark's configuration; "" if PySpark is not installed."""
     if directory := environ.get("SPARK_CONF_DIR"):
         return directory
     home = environ.get("SPARK_HOME")
@@ -173,7 +174,7 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
 
 
 def _properties(text: str) -> Iterator[tuple[str, str]]:
-    """Yields names and values of a file of Java properties. Spark trims the values."""
+    """Yields the names and trimmed values in `text`, the content of a Java properties file."""
 
     def plain(part: str) -> str:
         return _ESCAPED.sub(
@@ -230,7 +231,7 @@ def context_config(master: str) -> dict[str, str]:
 
 
 def _of_rows(master: str) -> dict[str, str]:
-    """Returns the defaults of the settings that matter for rows and queries."""
+    """Returns aioflow's defaults for the settings that concern rows and queries."""
     ours = {
         "spark.sql.session.timeZone": "UTC",
         # No limit. Otherwise Spark adds up the size of the batch at each row, which takes as long

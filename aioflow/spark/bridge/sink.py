@@ -76,7 +76,7 @@ _MARK = re.compile(r"(\d+)-[0-9a-f]+\.done")
 
 
 class Staged(NamedTuple):
-    """The description of a complete file of the spool, which is a committable of the sink."""
+    """The description of a complete file of the spool. It is a committable of the sink."""
 
     path: str
     token: str
@@ -88,8 +88,8 @@ class Staged(NamedTuple):
 
     @property
     def batch_id(self) -> str:
-        """The id of the batch. It is unique, ascending within a job, and the same in a repeated
-        commit.
+        """The id of the batch. Ids are unique and ascend within a job. A repeated commit of a batch
+        has the same id.
         """
         return f"{self.checkpoint:010}-{self.token}"
 
@@ -119,8 +119,8 @@ class Spool:
         """Creates the directory, and deletes files that will never be committed. Called by a
         writer.
 
-        `restored` is the number of the restored checkpoint. None means that the run takes no
-        checkpoints.
+        `restored` is the number of the restored checkpoint, or 0 if there is none. None means that
+        the run takes no checkpoints.
         """
         self._since, self._job, self._attempt = restored, ctx.job_id[:8], ctx.runtime.attempt
         await self._fs.mkdirs(self._directory, private=True)
@@ -169,7 +169,7 @@ class Spool:
         return staged
 
     async def drop(self) -> None:
-        """Deletes the file that is not sealed."""
+        """Deletes the file that is being written and not yet sealed."""
         path, self._path = self._path, ""
         if path:
             await self._fs.delete(path)
@@ -223,8 +223,10 @@ class StagedReader:
 def staged_of(committable: Any, spool: str) -> Staged:
     """Returns a `Staged` from a checkpoint's data.
 
-    Raises RestoreError unless it is a file of a sink below the directory `spool`. The checkpoint
-    may be forged, and the file is read and deleted. Spark writes a file of the same name.
+    Raises RestoreError unless the `Staged` names a spool file of a sink below the directory
+    `spool`. A forged checkpoint could otherwise have the sink read and delete any file. Its token
+    must be that of the file's name, because it becomes a part of the names of files that Spark
+    writes.
     """
     match committable:
         case (str(path), str(token), int(checkpoint), bytes(schema), list(lengths), int(rows)):
@@ -317,8 +319,8 @@ class FrameSink(BaseSink[Any]):
 
 
 class FrameWriter(BaseWriter[Any]):
-    """A writer that converts the records to Arrow batches, and writes the batches into files of the
-    spool.
+    """The sink's writer. It converts records to Arrow batches, and appends the batches to files of
+    the spool.
     """
 
     def __init__(self, ctx: OperatorContext, sink: FrameSink) -> None:
@@ -333,8 +335,8 @@ class FrameWriter(BaseWriter[Any]):
         self.full = False
 
     def restored(self, checkpoint_id: int) -> None:
-        """Notes the restored checkpoint. Writes that were staged up to it are committed, or will
-        be.
+        """Notes the number of the restored checkpoint. Files that were staged up to this checkpoint
+        are committed, or will be committed.
         """
         self._restored = checkpoint_id
 
@@ -416,7 +418,7 @@ class FrameWriter(BaseWriter[Any]):
         return [] if staged is None else [list(staged)]
 
     async def close(self) -> None:
-        """Drops rows that are not sealed: they will be written again after a restore, or are not
+        """Drops rows that are not sealed. They are either written again after a restore or not
         needed.
         """
         await self._spool.drop()

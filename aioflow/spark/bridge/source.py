@@ -1,14 +1,14 @@
 """A DataFrame as the source of a flow: `af.io.spark(bridge, "SELECT ...")`.
 
-Each partition of the DataFrame is a split with event time of its own; partitions come in the order
-in which Spark computes them. If order or lateness matters, give the DataFrame one partition
+Each partition of the DataFrame is a split with event time of its own. The partitions arrive in the
+order in which Spark computes them. If order or lateness matters, give the DataFrame one partition
 (`coalesce(1)`). A DataFrame of Spark Connect always has one.
 
 A split's position is the number of rows that were read, with a checksum over them. After a restart
-Spark computes the partition again, and its task skips the rows that were read. The checksum shows
-whether these are the same rows; if not, it is an error. So a restored flow reads each row exactly
-once, if the DataFrame has the same rows in the same order each time, as for files and sorted
-results.
+Spark computes the partition again, and its task skips the rows that were read. If the checksum
+shows that the skipped rows differ from the rows that were read, the task fails. So a restored flow
+reads each row exactly once, if the DataFrame has the same rows in the same order each time. Files
+and sorted results have this property.
 
 Data arrives as columns. They are converted to rows in slices, as the flow asks for rows.
 
@@ -147,7 +147,7 @@ class FrameReading:
             stream.close()
 
     def take(self) -> Arrival | None:
-        """Returns the next batch, None if there is none now. Raises the error of a failed job."""
+        """Returns the next batch; None if there is none now. Raises the error of a failed job."""
         assert self._stream is not None, "plan() comes first"
         arrival = self._stream.take()
         if arrival is None and self._error is not None:

@@ -1,10 +1,10 @@
 """The targets of committed batches: a directory of files, a table of Spark's catalog, or a user's
 function.
 
-A target may get the same batch again, after a crash between the write and the `.done` mark of it.
-File names are derived from the batch, so files that exist are not written twice. Tables that Spark
-keeps in files get such files too. A function gets the id of the batch, and has to recognise a
-repetition itself.
+A target may get the same batch again, after a crash between the write of the batch and its `.done`
+mark. In directories, and in tables that Spark keeps in files, file names are derived from the
+batch's id. So files that exist are not written twice. A function gets the id of the batch, and must
+itself recognise a batch that it got before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _PLAIN_FORMATS = ("parquet", "orc", "json", "csv")
 """Formats that every version of Spark writes as part files."""
 
 _PART = re.compile(r"part-(\d+)-[0-9a-f-]{36}(?:[-.](c\d+))?(\..+)?")
-"""Pattern of the names that Spark's formats give to files: partition, number within it, suffix."""
+"""Pattern of the names that Spark's formats give to files, with the groups partition, number of the
+file within the partition, and suffix.
+"""
 
 _UNKNOWN = ("DATA_SOURCE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
 """Spark's error conditions for an unknown format and an unknown table."""
@@ -45,7 +47,7 @@ _OF_FILES = ("datasources.FileFormat", "datasources.v2.FileDataSourceV2")
 
 
 class Target(Protocol):
-    """The interface of a target of committed batches. All calls come in a thread of the bridge."""
+    """The interface of a target of committed batches. Its methods run in threads of the bridge."""
 
     def check(self, session: Any, schema: Any) -> None:
         """Raises SparkError if rows of this StructType can never be written. Called before the
@@ -57,7 +59,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileTarget:
-    """A target directory in a file system that Spark supports, with part files."""
+    """A target that writes part files into a directory of a file system that Spark supports."""
 
     path: str
     format: str = "parquet"
@@ -203,8 +205,8 @@ class FunctionTarget:
 def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:
     """Writes the files of a batch into a staging directory, and renames them one by one.
 
-    If the name of a file exists already, an earlier try has written that file completely, and the
-    file stays.
+    A file whose name exists already was written completely by an earlier try. The existing file
+    stays.
     """
     aside = f"{path}/{STAGING}/{batch_id}"
     writer.mode("overwrite").save(aside)

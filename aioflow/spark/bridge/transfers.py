@@ -81,7 +81,7 @@ class _Partition:
 class InboundStream:
     """Receives the batches of pushing tasks, as a `ChannelStream`.
 
-    `start` contains the progress of each partition that was taken before.
+    `start` maps the number of each partition that was partly read before to its progress.
     """
 
     op = "push"
@@ -95,8 +95,8 @@ class InboundStream:
         self._closed = False
 
     def resume(self, start: Mapping[int, Progress]) -> None:
-        """Sets the earlier progress of each partition. Call it before the first task of a
-        partition.
+        """Sets the progress of partitions that were partly read before. It must be called before
+        the tasks of these partitions connect.
         """
         for number, progress in start.items():
             assert number not in self._partitions, "its task is there already"
@@ -124,7 +124,7 @@ class InboundStream:
             await asyncio.shield(self._waiter)
 
     def close(self) -> None:
-        """Refuses further batches. Batches that wait can still be taken."""
+        """Refuses further batches. Batches that were received before can still be taken."""
         self._closed = True
         self._wake()
 
@@ -133,7 +133,7 @@ class InboundStream:
         return self._closed
 
     def progress(self, number: int) -> Progress:
-        """Returns the received part of a partition as its progress."""
+        """Returns the number of rows of a partition that were received, with their checksum."""
         return self._partitions[number].progress if number in self._partitions else Progress()
 
     @property
@@ -211,7 +211,9 @@ class InboundStream:
         self._wake()
 
     def on_writable(self, channel: Channel) -> None:
-        """Does nothing: grants of credit are small, so the sender never waits for the transport."""
+        """Does nothing. This side sends only short frames (grants of credit), and never waits for
+        the transport.
+        """
 
     def on_lost(self, channel: Channel, error: Exception | None) -> None:
         assert channel.hello is not None
@@ -323,7 +325,7 @@ class _Sending:
         self._news: asyncio.Future[None] | None = None
 
     async def news(self) -> None:
-        """Waits for the next call of `wake`."""
+        """Waits until `wake` is called, which reports new credit or a writable connection."""
         self._news = asyncio.get_running_loop().create_future()
         await self._news
 

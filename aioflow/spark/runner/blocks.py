@@ -4,12 +4,12 @@ A row for each Python record would be expensive, and Spark does not need the rec
 producer collects the records for one subtask of an exchange in blocks. Spark moves, sorts and
 spills rows of
 
-    target     subtask that reads it
+    target     subtask that reads the block
     mark       watermark in force before the first record
     edge       number of the exchange
-    producer   subtask that wrote it
-    seq        which block of this producer and exchange it is
-    payload    records with their times, keys and watermarks, and when they arrived
+    producer   subtask that wrote the block
+    seq        number of the block among the blocks of this producer and exchange
+    payload    records with their timestamps, keys, watermarks and arrival times
 
 The order of records does not depend on the timing of the tasks.
 
@@ -18,9 +18,9 @@ of the records and on the watermark at each record. A channel (edge, producer) k
 which its records were emitted. Records of several channels are merged by the watermark in force
 before them, then by channel. A subtask could have read its channels in exactly this order. No
 channel runs ahead of the others: at each record, the minimum of the watermarks over all channels is
-the record's own watermark. So each subtask can use the record's watermark as that of its input,
-independent of what the other subtasks read. A record that was not late in its channel is not late
-after the merge.
+the record's own watermark. So each subtask can use the record's watermark as the watermark of its
+input, independent of what the other subtasks read. A record that was not late in its channel is not
+late after the merge.
 
 The *arrival times* of records at the source are stored too, in steps of `ARRIVAL_GRAIN_MS`. A
 subtask that reads the records later uses them as processing time. So records expire and timers fire
@@ -61,17 +61,17 @@ SCHEMA = "target int, mark long, edge int, producer int, seq long, payload binar
 """Schema of the rows, in Spark's notation."""
 
 COMMITTABLES = -2
-"""Edge of a row with prepared writes of a sink. The program commits them.
+"""Value of `edge` in a row that has the prepared writes of a sink. The program commits them.
 
-The row's `target` is the sink's node.
+The row's `target` is the id of the sink's node.
 """
 
 ARRIVAL_GRAIN_MS = 20
-"""Steps of the arrival time. Smaller steps would cut blocks of a fast source to pieces."""
+"""Resolution of stored arrival times. Smaller steps would cut blocks of a fast source to pieces."""
 
 BLOCK_BYTES = 1 << 18
-"""Target size of a block. It is large enough that the cost of a row does not count, and small
-enough to hold a block for each channel in memory.
+"""Target size of a block, in bytes. It is large enough to make the cost of a row negligible, and
+small enough to hold a block for each channel in memory.
 """
 
 BLOCK_RECORDS_FIRST = 64
@@ -104,8 +104,8 @@ class BlockRow(NamedTuple):
 class Block:
     """Records of one channel, in order.
 
-    `arrivals` is a flat list of runs: arrival time in ms, number of records, next time, next
-    number.
+    `arrivals` is a flat list that alternates arrival times in ms and the number of successive
+    records that arrived at this time.
     """
 
     __slots__ = ("arrivals", "batch", "channel", "edge", "marks")
@@ -281,8 +281,8 @@ and block.
 def merged(blocks: Iterable[Block]) -> Iterator[Piece]:
     """Yields the records of `blocks` in the order of this module, in pieces as long as possible.
 
-    The blocks come sorted by their first record, so only one of each channel, or a few, is held at
-    a time.
+    `blocks` must be sorted by their first records. So only one or a few blocks of each channel are
+    held in memory at a time.
     """
     open_blocks: list[
         tuple[int, tuple[int, int, int], int, Block]
@@ -302,8 +302,8 @@ def _advance(
     """Yields records of the first open block, up to the point where a record of another block comes
     next.
 
-    `limit` is the sort key of the first record of the block that is opened next, None if there is
-    none.
+    `limit` is the sort key of the first record of the block that is opened next. None means that
+    there is no further block.
     """
     _, channel, start, block = heapq.heappop(open_blocks)
     if open_blocks and (limit is None or open_blocks[0][:2] < limit):

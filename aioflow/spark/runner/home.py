@@ -1,7 +1,7 @@
-"""The stages of a flow that run in the program: they process the results of the stages on Spark.
+"""The stages of a flow that run in the program and process the results of the stages on Spark.
 
-They get the records in the order of `blocks` if all results are fetched at once, or partition by
-partition if there are too many. Their output becomes visible once all stages have written theirs.
+They get the records in the order of `blocks` if all results are fetched at once. Larger results are
+fetched partition by partition. Sinks commit their output only after all stages have written theirs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["Feeding", "HomeStage", "commit"]
 
 
 class HomeStage:
-    """A stage that runs in this program. `run` runs it in an asyncio task, and `give` passes its
-    input.
+    """A stage that runs in this program. `run` is called in an asyncio task of its own, and `give`
+    passes input rows to it.
     """
 
     def __init__(self, host: Host, job: ShippedJob, stage: Stage, job_id: str) -> None:
@@ -62,7 +62,7 @@ class HomeStage:
     def end(self) -> asyncio.Future[None]:
         """Ends the input.
 
-        The future is done when all output is written, and the sinks wait for `commit`.
+        The future is done when all output is written. The sinks then wait for `commit`.
         """
         self._given.put_nowait(None)
         return self._prepared
@@ -176,7 +176,7 @@ async def commit(
 
 
 async def _nothing() -> None:
-    """Does nothing: opening the sink commits the writes."""
+    """Does nothing: it is the work of a sink that commits its restored writes when it opens."""
 
 
 def _no_outlet(edge: JobEdge, owner: str) -> Outlet:

@@ -1,6 +1,6 @@
 """The functions that Spark runs for the partitions of a stage.
 
-They take and return rows of blocks, and run a subtask of the flow in between. The functions are
+They take and return rows of blocks. A subtask of the flow processes these rows. The functions are
 plain generators, as Spark requires, and the subtask runs in an asyncio loop. The loop runs only
 while Spark waits for the next rows. The subtask pauses when enough output rows wait, and continues
 when Spark has taken them. So the number of waiting rows is bounded, and a slow reader slows the
@@ -48,7 +48,7 @@ ROWS_BYTES_MAX = 4 << 20
 """Maximum size of output rows that wait until Spark takes them, in bytes."""
 
 ERROR_MARK = "aioflow-error:"
-"""Mark before and after the encoded error in a message."""
+"""Marker before and after the encoded error in an error message."""
 
 _LOADED: dict[str, tuple[ShippedJob, SparkPlan]] = {}
 """The last job of this process.
@@ -62,8 +62,8 @@ Pair = tuple[tuple[int, int, int, int, int], bytes]
 """A row in an RDD: the sort key (the other fields of a `BlockRow`), and the payload."""
 
 Outlets = Callable[["JobEdge", str, "Host", Callable[[Any], None]], "Outlet"]
-"""Function that makes the outlet of an exchange. Its arguments are the edge, the name of the
-operator for errors, the host, and a function that gets the rows.
+"""The type of functions that make the outlet of an exchange. The arguments are the edge, the name
+of the operator for error messages, the host, and the function to which the outlet passes its rows.
 """
 
 
@@ -74,7 +74,7 @@ class SubtaskFailed(Exception):
 class StageProgram:
     """The functions of one stage that Spark calls in its tasks.
 
-    `job` is the shipped job, `paths` are the import paths of its modules. `splits` contains the
+    `job` is the encoded job, and `paths` are the import paths of its modules. `splits` contains the
     splits of each subtask of a source. `planner` makes the stages from the job's graph, exactly as
     in the program that submitted the flow.
     """
@@ -97,15 +97,13 @@ class StageProgram:
         self._planner = planner
 
     def on_splits(self, number: int, _nothing: Iterable[Any]) -> Iterator[Pair]:
-        """Runs the subtask of a source on its splits. This is the function for
-        `mapPartitionsWithIndex`.
-
-        Each subtask of the source is a partition.
+        """Runs subtask `number` of a source on the splits of this subtask. Spark calls it by
+        `mapPartitionsWithIndex`, once for each subtask.
         """
         return _pairs_of(self.read(number, _attempt()))
 
     def on_rows(self, target: int, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Runs a subtask on the sorted blocks of an exchange. This is the function for
+        """Runs subtask `target` on the sorted blocks of an exchange. Spark calls it by
         `mapPartitionsWithIndex`.
         """
         return _pairs_of(
@@ -115,8 +113,8 @@ class StageProgram:
         )
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs a subtask on one partition of a DataFrame that a source reads. This is the function
-        for `mapInArrow`.
+        """Runs a subtask of a source on one partition of the DataFrame that the source reads. Spark
+        calls it by `mapInArrow`.
 
         Each partition is a subtask.
         """
@@ -252,7 +250,7 @@ def told(codec: Codec) -> Iterator[None]:
 
 
 class Turns:
-    """Lets a generator and an asyncio task run alternately: the generator yields the rows that the
+    """Lets a generator and an asyncio task run alternately. The generator yields the rows that the
     task has made.
     """
 
@@ -271,7 +269,7 @@ class Turns:
         self._bytes += len(row.payload)
 
     async def make_room(self) -> None:
-        """Waits until the generator has taken the rows, if there are many."""
+        """Waits until the generator has taken the rows if these exceed `ROWS_BYTES_MAX`."""
         if self._bytes >= ROWS_BYTES_MAX:
             self._go_on = self._loop.create_future()
             self._hand_over()

@@ -7,8 +7,8 @@ does not suffice. Spark caches output that several stages or the program read, s
 runs once.
 
 DataFrames are not used, because Spark need not see the content of a block. Planning, compiling and
-converting a query for each run costs the JVM twice as much as the shuffle. A DataFrame that the
-flow reads stays one until its rows become blocks.
+converting a query for each run costs the JVM twice as much as the shuffle. Only a DataFrame that
+the flow reads remains a DataFrame until its rows become blocks.
 
 Before a flow reads a DataFrame, filters and selections of the flow are applied to it as Spark
 expressions. Rows that a filter drops need not leave the JVM, nor columns that the next `select`
@@ -101,8 +101,8 @@ def _check_names(frame: Any) -> None:
 
 
 def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] | None]:
-    """Returns the filters that every row meets first, and the expressions of a `select` that
-    follows them, or None if no `select` follows.
+    """Returns the filters through which every row passes before other operators, and the
+    expressions of the `select` after these filters. These are None if no `select` follows.
     """
     filters: list[ex.Expr[Any]] = []
     if stage.root.head.watermarks is not None or len(stage.root.nodes) > 1:
@@ -125,10 +125,11 @@ def _leading(stage: Stage) -> tuple[list[ex.Expr[Any]], Sequence[ex.Expr[Any]] |
 
 
 def predicate_of(expression: ex.Expr[Any], types: Mapping[str, str]) -> tuple[Any, bool]:
-    """Returns a column of Spark that is true wherever `expression` is, and whether it is
-    equivalent.
+    """Returns a Spark column that is true wherever `expression` is true, and whether the column is
+    equivalent to the expression.
 
-    The column is None if Spark cannot filter by any part of the expression.
+    The column is None if Spark cannot filter by any part of the expression. `types` maps the names
+    of the DataFrame's columns to their types in Spark.
     """
     from pyspark.sql import functions as f
 
@@ -214,8 +215,8 @@ ROWS_AT_A_TIME = 32
 class StageRdds:
     """The RDDs of one run.
 
-    `programs` contains the program of each stage, `subtasks` the number of subtasks of each source,
-    and `given` the query or DataFrame that `af.io.spark` reads, by stage.
+    All mappings are by the id of the stage. `programs` has the programs, `subtasks` the number of
+    subtasks of each source, and `given` the query or DataFrame that `af.io.spark` reads.
     """
 
     def __init__(
@@ -302,7 +303,7 @@ class StageRdds:
         }
 
     def _wanted(self, stage: Stage) -> list[int]:
-        """Returns the ids of the edges whose rows go to this program."""
+        """Returns the ids of the stage's output edges whose rows go to this program."""
         edges = [edge.id for edge in stage.outputs if self._plan.target_of(edge).at_home]
         return [*edges, COMMITTABLES] if any(node.sink for node in stage.nodes()) else edges
 

@@ -74,7 +74,7 @@ class Spark:
 
     Without `master`, the master of the bridge, of spark-submit or of spark-defaults.conf is used,
     otherwise "local[*]". `config` are settings of the Spark session that is started for the run.
-    Alternatively, `bridge` is a session of the service, which remains open after the run.
+    Alternatively, `bridge` is the service's own SparkBridge, which stays open after the run.
     """
 
     master: str | None = None
@@ -105,8 +105,8 @@ class Spark:
     ) -> SparkRun:
         """Returns the run of one job.
 
-        Raises GraphError for a flow that Spark cannot run, CheckpointError if checkpoints are
-        requested.
+        Raises GraphError for a flow that Spark cannot run, and CheckpointError if `checkpoints` is
+        given.
         """
         if checkpoints is not None:
             raise CheckpointError(
@@ -173,8 +173,8 @@ class SparkRun(RunningJob):
         sources: Mapping[int, FrameSource[Any] | StreamSource[Any]],
         planner: Callable[[JobGraph], SparkPlan],
     ) -> None:
-        """Makes the run. `sources` are the sources that read DataFrames, by stage. `planner` is the
-        function that made the plan.
+        """Makes the run. `sources` has the sources that read DataFrames, by the id of their stage.
+        `planner` is the function that made the plan.
         """
         self.host = host
         self.job_id = host.ids.new("job")
@@ -273,10 +273,10 @@ class SparkRun(RunningJob):
         self.job_master.started.set_result(None)
 
     async def _discover(self) -> dict[int, list[list[Split]]]:
-        """Returns the splits of each subtask of each source, by stage.
+        """Returns the splits of each subtask of each source, by the id of the source's stage.
 
-        If the stage is read by split, each subtask has one split. Otherwise splits are distributed
-        as in any other run.
+        If `Stage.by_split` is true, each subtask has one split. Otherwise splits are distributed as
+        in any other run.
         """
         found: dict[int, list[list[Split]]] = {}
         for stage in self._plan.stages:
@@ -352,8 +352,8 @@ class SparkRun(RunningJob):
         )
 
     def _ask(self, method: str, *args: object) -> None:
-        """Cancels or stops the job. Stopping a bounded job cancels it, because a part of its
-        results is useless.
+        """Cancels or stops the job. Stopping a bounded job cancels it, because incomplete results
+        are useless.
 
         Stopping a streaming query ends it after its current batch.
         """
@@ -378,8 +378,8 @@ class SparkRun(RunningJob):
 
 
 class _NoTasks:
-    """An object that takes the place of a job's tasks when Spark runs them. It refuses taps and
-    state queries with an error that names the job.
+    """A substitute for the tasks of a job that Spark runs. It refuses taps and state queries with
+    an error that names the job.
     """
 
     def __init__(self, name: str) -> None:
@@ -404,8 +404,8 @@ class _NoTasks:
 def original_error(error: BaseException, codec: Codec) -> Exception | None:
     """Returns the error of user code inside an error of Spark; None if there is none.
 
-    The encoded error is at the very end of the message, because the text before it may contain
-    arbitrary text of records. A message that was cut has no encoded error.
+    Only an encoded error at the very end of the message counts, because the text before it may
+    contain arbitrary text of records. A message that was cut has no encoded error.
     """
     pieces = (getattr(error, "trace", "") or str(error)).split(ERROR_MARK)
     if len(pieces) < 3:
@@ -417,5 +417,7 @@ def original_error(error: BaseException, codec: Codec) -> Exception | None:
 
 
 def _import_paths() -> list[str]:
-    """Returns the import paths of this program. Executors with the same files can use them."""
+    """Returns the entries of `sys.path`, except "". Executors search them for the user's modules,
+    which works if the executors see the same file system.
+    """
     return [path for path in sys.path if path]

@@ -1,13 +1,13 @@
 """Runs one subtask of a stage: its operators with their state, timers and mail.
 
-It takes the place of a StreamTask, without network and checkpoints. Mailbox, chains, contexts and
+A StageSubtask replaces a StreamTask, without network and checkpoints. Mailbox, chains, contexts and
 operators are the engine's own, so each element runs through the same code in the same order. Input
 comes as pieces of records with their watermarks. When `feed` returns, the piece is processed,
-except for calls of async operators that are still under way. The end of input is the end of the
-job: event time ends, operators finish, sinks prepare what they have written.
+except for calls of async operators that are still unfinished. The end of input is the end of the
+job: event time ends, operators finish, and sinks prepare their writes for the commit.
 
-It runs in one asyncio task, which owns the mailbox. This is so in a Python process of Spark and in
-the program itself.
+A subtask runs in one asyncio task, which owns the mailbox. This holds in a Python process of Spark
+and in the program itself.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ __all__ = ["ONLY_CHECKPOINT", "StageSubtask"]
 T = TypeVar("T")
 
 ONLY_CHECKPOINT = 1
-"""Number of the only checkpoint, at the end of the job: it is committed when the whole job is
-done.
+"""Number of the only checkpoint, which is taken at the end of the job. It is committed when the
+whole job is done.
 """
 
 
 class StageSubtask:
     """Runs subtask `id` of `stage`.
 
-    `outlets` make the outlets of exchanges. `make_room` is awaited between slices, and waits until
-    the consumer has taken enough of the output. `clock` is set if the input has arrived before and
-    brings its arrival times; otherwise the host's time applies.
+    `outlets` makes the outlets of exchanges. `make_room` is awaited between slices, and waits until
+    the consumer has taken enough of the output. `clock` replays the arrival times of stored input.
+    None means that the host's clock applies.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class StageSubtask:
         return self._first.operators[0]
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
-        """Cancels the source code that runs in `task`. There is no time limit here, because Spark's
-        executor limits the time.
+        """Cancels the source code that runs in `task`, and waits for its end. The wait has no time
+        limit, because Spark's executor has one.
         """
         await cancel_and_wait([task])
 
@@ -243,8 +243,8 @@ class StageSubtask:
         self._made.flush()
 
     async def prepared(self, checkpoint_id: int = ONLY_CHECKPOINT) -> Mapping[int, list[Any]]:
-        """Returns the writes that the sinks have prepared, by node: after `finish`, or up to
-        now.
+        """Lets the sinks prepare their writes so far. Returns the prepared writes, by the id of the
+        sink's node.
         """
         await self._drive.settle()
         found: dict[int, list[Any]] = {}
@@ -296,13 +296,15 @@ class StageSubtask:
         self._first.chain.push(batch, input_index)
 
     def on_status(self, idle: bool) -> None:
-        """Does nothing: an idle source holds back no watermark, as the records are in order."""
+        """Does nothing. An idle source holds back no watermark, because records are processed in
+        the order of their watermarks.
+        """
 
     def on_end_of_input(self, input_index: int) -> None:
-        """Does nothing: a source has one input, and `read` notices its end."""
+        """Does nothing, because `read` notices the end of a source's only input."""
 
     def on_marker(self, marker: LatencyMarker) -> None:
-        """Does nothing: sources send no markers."""
+        """Does nothing, because sources on Spark send no latency markers."""
 
 
 def _nothing_to_do(_processor: MailboxProcessor) -> None:

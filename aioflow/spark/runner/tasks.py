@@ -3,11 +3,10 @@
 Each task is a chain of the engine's own operators with their contexts and state. `subtask`
 runs them.
 
-Time that users see follows the arrival times of the records. Everything else follows the machine's
-clock. A subtask after a shuffle reads within seconds what arrived over an hour. So its wall clock
-follows the records, and each timer of a key fires when this clock reaches the timer's time. An
-operator's own timers (a batch that waits for more, a throttle) must go on without records, and use
-the machine's clock.
+A subtask after a shuffle reads within seconds what arrived over an hour. So the time that user
+functions see follows the arrival times of the records. Each timer of a key fires when these reach
+the timer's time. An operator's own timers (for a batch that waits for more records, or for a
+throttle) must fire even without records, so they use the machine's clock.
 """
 
 from __future__ import annotations
@@ -131,10 +130,10 @@ class ReplayedTimers:
         return timer
 
     async def pass_time(self, now_ms: int, settle: Callable[[], Awaitable[None]]) -> None:
-        """Advances the clock to `now_ms`, if that is later.
+        """Advances the clock to `now_ms`, if this is later than its present time.
 
-        Timers that are due before then fire, each at its own time. After each, `settle` runs the
-        resulting work.
+        Timers that are due before `now_ms` fire, each at its own time. After each timer, `settle`
+        is awaited, which runs the resulting work.
         """
         clock, heap = self._clock, self._heap
         while heap and heap[0][0] < now_ms:
@@ -147,8 +146,8 @@ class ReplayedTimers:
 
 
 ALONE = (20_000_000, 4096)
-"""Length of a slice in ns, and number of records in a batch, if the loop runs only this subtask and
-its calls. Then longer slices disturb no other work.
+"""The length of a slice in ns and the number of records in a batch, for a subtask that has an event
+loop of its own. There long slices disturb no other work.
 """
 
 
@@ -187,9 +186,9 @@ class StageTask:
         limits: tuple[int, int],
     ) -> None:
         """Makes a task. `priority` is the priority of the first operator's mail. `limits` are the
-        slice in ns, and the number of records at a time.
+        length of a slice in ns, and the number of records in a batch.
 
-        `timers` holds the timers of keys. With None they use the machine's clock.
+        `timers` holds the timers of keys. None means that timers use the machine's clock.
         """
         self.vertex = vertex
         self.main: list[Callable[[RecordBatch], None]] = []
@@ -226,7 +225,7 @@ class StageTask:
         )
 
     def emit(self, batch: RecordBatch) -> None:
-        """Passes a batch of the last operator to every main exchange."""
+        """Passes a batch that the last operator emits to every reader of the main output."""
         for outlet in self.main:
             outlet(batch)
         if self.side and batch.watermark != MIN_WATERMARK:
@@ -236,8 +235,8 @@ class StageTask:
                     outlet(news)
 
     def emit_side(self, node_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
-        """Sends records to the side output `tag` of one operator. Without a reader they are
-        dropped.
+        """Sends records to the side output `tag` of one operator. Records are dropped if the side
+        output has no reader.
         """
         for outlet in self.side.get((node_index, tag), ()):
             outlet(batch)
@@ -260,8 +259,8 @@ class StageTasks:
     """All tasks of subtask `id` of `stage`, connected with each other.
 
     `owner` is the subtask, and `outlets` makes the outlets of exchanges. `timers` holds the timers
-    of keys; with None they use the machine's clock. `restored` is the operator state for a stage
-    with a single operator. `shares_loop` is whether other code runs on the same event loop.
+    of keys; None means that they use the machine's clock. `restored` is the operator state for a
+    stage with a single operator. `shares_loop` is whether other code runs on the same event loop.
     """
 
     def __init__(

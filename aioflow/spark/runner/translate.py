@@ -1,10 +1,11 @@
 """Turns a flow's graph into the stages of a Spark job.
 
 It decides which tasks run together, where records are shuffled, and what is refused. A stage is a
-tree of the flow's tasks (`JobVertex`) that need no exchange between them. Its subtasks are Spark
-tasks, as many as the task at its root has subtasks in the flow. So `parallelism=` means the same as
-without Spark, and a flow of parallelism 1 has one order. A source is the exception. If every
-operator after it looks at one record at a time, each of its splits is a Spark task of its own.
+tree of the flow's tasks (`JobVertex`) that need no exchange between them. Each subtask of a stage
+is a Spark task. Their number is the parallelism of the task at the root of the tree. So
+`parallelism=` means the same as without Spark, and a flow of parallelism 1 has one order. A source
+is the exception. If every operator after it looks at one record at a time, each of its splits is a
+Spark task of its own.
 
     source -> map -> flat_map  ==key_by==>  window -> map  ==collect==>  this program
 
@@ -59,7 +60,7 @@ __all__ = [
 class FrameRows(BaseSource[Any]):
     """A source that replaces a `FrameSource` in a job of Spark.
 
-    The payload of its split is an iterator of record batches, which the source reads.
+    The payload of a split is an iterator of Arrow record batches, which the source reads.
     """
 
     bounded = True
@@ -97,8 +98,8 @@ class _RowReader(BaseReader[Any]):
             self._batches = split.payload
 
     def poll_batch(self, max_records: int) -> list[Any] | None:
-        """Returns the next elements. Blocks until Spark has a batch: nothing else runs in this
-        process.
+        """Returns the next elements. Blocks until Spark has a batch, because nothing else runs in
+        this process.
         """
         while self._batch is None or self._offset >= self._batch.num_rows:
             self._batch = next(self._batches, None)
@@ -133,7 +134,7 @@ BY_RECORD = frozenset({"map", "filter", "flat_map", "select", "map_batches", "si
 SPREADING = frozenset(
     {ShipStrategy.FORWARD, ShipStrategy.REBALANCE, ShipStrategy.RESCALE, ShipStrategy.SHUFFLE}
 )
-"""Strategies under which each record may go to any one subtask."""
+"""Ship strategies under which each record goes to one subtask, no matter which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,9 @@ class Stage:
 
     @property
     def parallelism(self) -> int:
-        """Number of subtasks. It does not apply to a source that is read by split."""
+        """Number of subtasks. It does not apply to a source with `by_split`, which has a subtask
+        for each split.
+        """
         return 1 if self.at_home else self.root.parallelism
 
     def nodes(self) -> Iterator[StreamNode]:
@@ -328,7 +331,7 @@ def with_ends_apart(graph: JobGraph, stays: Callable[[StreamNode], bool]) -> Job
 
 
 def _with_frames_there(graph: JobGraph) -> JobGraph:
-    """Returns a graph in which Spark's tasks, instead of this program, read the DataFrames."""
+    """Returns a graph in which DataFrames are read by Spark's tasks, not by this program."""
     vertices = []
     for vertex in graph.vertices:
         # For mypy, a source that needs the host is not a Source.

@@ -4,7 +4,7 @@ Spark keeps bytes for each key (`ValueState`), and each call that reads or write
 fifth of a millisecond. So the work on a key, called its turn, is one read, work in memory, and one
 write: a write-behind cache. The operators of the stage work on the state and timers of that key.
 
-    turn    event time advances to Spark's watermark: timers that are due fire
+    turn    first event time advances to Spark's watermark, and timers that are due fire
             then the key's records are processed, in order of arrival
             then the state is written
 
@@ -58,7 +58,9 @@ class Turn(NamedTuple):
     state: bytes | None
     """State of the key to store; None if there is no state."""
     timer_ms: int | None
-    """Time when the key needs a turn without records, in event time or processing time."""
+    """Time in ms when the key needs a turn without records, in event time or processing time. None
+    if no timer is set.
+    """
 
 
 class _Kept(msgspec.Struct, array_like=True):
@@ -79,7 +81,7 @@ _unpack = msgspec.msgpack.Decoder(_Kept).decode
 class KeyedStage:
     """A stage with keyed state, in one Python process of Spark.
 
-    With `event_time` its timers use Spark's watermark, otherwise the clock.
+    With `event_time`, the timers of its keys use Spark's watermark, otherwise the clock.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class KeyedStage:
         ), timer_ms
 
     def _next_timer(self, context: TaskOperatorContext, operator: Operator) -> int | None:
-        """Returns the time of the key's next turn without records, None if there is no timer.
+        """Returns the time in ms of the key's next turn without records; None if it has no timer.
 
         Raises GraphError for a timer that Spark cannot keep.
         """
@@ -225,5 +227,5 @@ def _place(block: Block) -> tuple[int, int]:
 
 
 def timer_of(state: bytes | None) -> int | None:
-    """Returns the time of the key's timer when `state` was stored."""
+    """Returns the time of the timer that a key had when `state` was stored; None if it had none."""
     return None if state is None else _unpack(state).timer_ms

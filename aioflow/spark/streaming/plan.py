@@ -79,8 +79,8 @@ def plan_stream(graph: JobGraph) -> SparkPlan:
 
 
 def delay_ms_of(stage: Stage) -> int | None:
-    """Returns by how many ms the records of a source may be out of order; None without event
-    time.
+    """Returns by how many ms the records of a source may be out of order; None if the source has no
+    event time.
     """
     strategy = stage.root.head.watermarks
     return (

@@ -107,7 +107,7 @@ class KeyProcessor(StatefulProcessor):
 
 
 def _spelled(timer_ms: int | None) -> int | None:
-    """Converts the time of a timer for Spark, which fires a timer only after the watermark has
-    passed its time.
+    """Returns the time at which to set a Spark timer so that it fires when the watermark reaches
+    `timer_ms`. Spark itself fires a timer only after the watermark has passed its time.
     """
     return None if timer_ms is None else max(timer_ms + 1, 1)

@@ -4,10 +4,10 @@ of their keys.
 Spark groups the rows by the bytes of the key.
 
     edge       number of the exchange, or `TIME`
-    key        canonical bytes of the key; empty where the exchange has none
-    at         how far event time has come, for Spark's watermark
-    producer   partition that wrote it
-    seq        which row of this producer it is
+    key        canonical bytes of the key; empty if the exchange has no keys
+    at         present event time of the producer, for Spark's watermark
+    producer   partition that wrote the row
+    seq        number of the row among the rows of this producer
     payload    records of this one key, as in `runner.blocks`
 
 A row holds all records of a key in one of Spark's Arrow batches, so that a frequent key costs one
@@ -61,8 +61,8 @@ TIME = -3
 
 
 class KeyedRow(NamedTuple):
-    """A row that Spark sends to the stage of its key. `at` is the event time in milliseconds;
-    `payload` contains encoded records.
+    """A row that Spark sends to the stage that holds the state of its key. `at` is the producer's
+    event time in milliseconds. `payload` contains encoded records.
     """
 
     edge: int
@@ -139,8 +139,8 @@ class KeyedRows:
 
 
 def arrow_of_keyed(rows: list[KeyedRow]) -> pa.RecordBatch:
-    """Returns the rows as an Arrow batch with exactly the types of the schema, because Spark casts
-    nothing.
+    """Returns the rows as an Arrow batch. It has exactly the types of `KEYED_SCHEMA`, because Spark
+    does not cast them.
     """
     import pyarrow as pa
 

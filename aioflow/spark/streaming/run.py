@@ -73,9 +73,10 @@ def start_query(
     directory: str,
     on_batch: Callable[[Any, int], None],
 ) -> Any:
-    """Returns the started query. `directory` keeps its offsets and state.
+    """Starts the query, and returns it. The directory `directory` keeps its offsets and state.
 
-    `on_batch(frame, number)` is called for each batch of results.
+    `programs` and `sources` are by the id of the stage. `on_batch(frame, number)` is called for
+    each batch of results.
     """
     apart = session.newSession()
     for name, value in SETTINGS.items():
@@ -127,8 +128,8 @@ def start_query(
 def _source_rows(
     session: Any, apart: Any, stage: Stage, source: StreamSource[Any], program: StageProgram
 ) -> Any:
-    """Returns the rows that the operators of a source's stage make, up to the key, as a DataFrame
-    of the session `apart`.
+    """Returns the output of a source's stage as a DataFrame of the session `apart`. Its rows are
+    `KeyedRow`s.
 
     The session `apart` has the settings of the run, which other queries must not get.
     """
@@ -155,7 +156,7 @@ def _told_time(stage: Stage, rows: Any) -> Any:
 
 
 def _of(rows: Any, edges: list[int]) -> Any:
-    """Returns the rows of `rows` that belong to the exchanges `edges`.
+    """Returns those rows of the DataFrame `rows` that belong to the exchanges `edges`.
 
     The condition also mentions the time. Otherwise Spark would move the condition before
     `withWatermark`, and lose the rows that advance the time.
@@ -236,7 +237,7 @@ class StreamRun:
         self._closing = False
         self._query: Any = None
         self._first: int | None = None
-        """Number of the first batch since the query was started."""
+        """Number of the first batch since the query was started; None before this batch."""
         self._is_drained = False
         self._starts = 0
         """Number of starts since the last completed batch, including the current one."""
@@ -326,10 +327,10 @@ class StreamRun:
         )
 
     def _was_without_input(self, number: int) -> bool:
-        """Whether a batch had no input because the source has no further input.
+        """Whether batch `number` had no input. Then the source has no further input.
 
-        It is called in a thread of Py4J. The first batch of a run does not count, because Spark may
-        have planned it before there was input.
+        Returns False for the first batch since the start, because Spark may have planned it before
+        there was input. It is called in a thread of Py4J.
         """
         first = self._first = number + 1 if self._first is None else self._first
         progress = None if self._query is None or number <= first else self._query.lastProgress

@@ -74,7 +74,7 @@ class Taken(NamedTuple):
     number: int
     schema: bytes
     lengths: list[int]
-    """Sizes of its Arrow batches, in bytes; empty for a batch without rows."""
+    """Sizes of the batch's Arrow batches, in bytes. Empty for a batch without rows."""
 
 
 class Handover:
@@ -136,7 +136,7 @@ class Handover:
         return min(self.taken, default=self._newest + 1)
 
     def knows(self, number: int) -> bool:
-        """Whether this batch, or a later one, is complete already."""
+        """Whether batch `number`, or a later one, is complete in the directory."""
         return number <= self._newest
 
     async def check_query(self, query_id: str) -> None:
@@ -187,7 +187,7 @@ class Handover:
         return taken
 
     async def read(self, taken: Taken, place: int) -> pa.RecordBatch:
-        """Returns one of the Arrow batches of a complete batch, the one with the number `place`."""
+        """Returns the Arrow batch at the index `place` of a complete batch."""
         offset = sum(taken.lengths[:place])
         data = await self._fs.read(self._path(_data(taken.number)), offset, taken.lengths[place])
         return pa.ipc.read_record_batch(
@@ -195,7 +195,7 @@ class Handover:
         )
 
     async def release(self, before: int) -> None:
-        """Deletes the batches before number `before`: they will not be read again."""
+        """Deletes the batches before number `before`, which will not be read again."""
         for number in [number for number in self.taken if number < before]:
             del self.taken[number]
             # The mark is deleted first: alone it would stand for a batch without rows.
@@ -236,7 +236,7 @@ STOP_TIMEOUT = "20s"
 RELEASE_TIMEOUT_S = 5.0
 
 ONCE = "once"
-"""Trigger that reads the data that exists now, and ends."""
+"""Trigger of a query that reads the data which exists now, and then ends."""
 
 
 class StreamSource(BaseSource[T]):
@@ -279,9 +279,10 @@ class StreamSource(BaseSource[T]):
 
 
 class _Gate:
-    """The calls of `foreachBatch` from a Connect server, as a `ChannelStream`.
+    """Receives the calls of `foreachBatch` from a Connect server, as a `ChannelStream`.
 
-    Each connection is one batch: it is admitted with START, and complete with END.
+    Each connection belongs to one batch. The answer START admits the batch, and the frame END says
+    that the batch is complete.
     """
 
     op = "batch"
@@ -301,10 +302,10 @@ class _Gate:
         self._serve(channel, self._take(channel, channel.hello.partition, rows))
 
     def on_writable(self, channel: Channel) -> None:
-        """Does nothing: answers are small."""
+        """Does nothing: answers are short, so the sender never waits for the transport."""
 
     def on_lost(self, channel: Channel, error: Exception | None) -> None:
-        """Does nothing: when Spark repeats the batch, the rows of this attempt are dropped."""
+        """Does nothing. The rows of this attempt are dropped when Spark repeats the batch."""
 
     def _serve(self, channel: Channel, work: Coroutine[Any, Any, None]) -> None:
         self._reader.serve(self._answer(channel, work))
@@ -472,10 +473,10 @@ class _StreamReader(BaseReader[Any]):
         return str(json.loads(metadata.partition(b"\n")[0])["id"])
 
     async def _admit(self, number: int, name: str = "") -> str | None:
-        """Waits until there is room for a batch, and returns the name of the stream that receives
-        it.
+        """Waits until there is room for batch `number`. Returns the name of the stream that
+        receives its rows, or None if the batch was received before.
 
-        Returns None if the batch was received before.
+        `name` is the name for the stream; "" lets the listener choose one.
         """
         await self._handover.check_query(await self._query_id())
         if self._handover.knows(number):

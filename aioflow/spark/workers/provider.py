@@ -2,9 +2,9 @@
 
 Each worker is one Spark job with one task, in a separate thread and job group.
 
-    requested --Spark starts the task, it registers--> present
-              --the job fails, or no worker registers in time--> reported as failed
-    present   --it is released, it dies, it is given up--> its job has ended
+    requested --Spark starts the task, and the worker registers--> present
+              --the job fails, or the worker does not register in time--> reported as failed
+    present   --the worker is released, dies or is given up--> its job has ended
 
 The ResourceManager alone decides which worker is started again, and when. Spark does not retry
 these tasks, and an attempt that it starts anyway ends at once. A worker that is given up is ended
@@ -69,7 +69,7 @@ EXIT_S = 5.0
 
 
 class CannotStart(SparkError):
-    """No worker can start on these executors, and a retry would not help."""
+    """No worker can start on the executors of this session, and a retry would not help."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,10 +87,10 @@ class _Worker:
 class SparkProvider:
     """A `WorkerProvider` that starts workers as Spark jobs.
 
-    It is made, started and closed on the program's loop. The ResourceManager calls it from its own
-    loop. `make(worker_id)` makes the task of a worker. The future `ready` is done once all
-    `workers` have registered. It is also done if some have registered and the others cannot start.
-    It fails if none can start.
+    The provider is made, started and closed on the program's loop. The ResourceManager calls it
+    from its own loop. `make(worker_id)` makes the task of a worker. The future `ready` is done once
+    `workers` workers have registered. It is also done if some have registered and the others cannot
+    start. It fails if no worker can start.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class SparkProvider:
         self._closing = True
 
     async def close(self) -> None:
-        """Waits for the released workers to end, and ends the ones that remain."""
+        """Waits for the released workers to end, and cancels the jobs of workers that remain."""
         self.begin_closing()
         for worker in self._workers.values():
             if not worker.left.done():

@@ -58,16 +58,16 @@ __all__ = [
 ]
 
 KEPT_FREE = 1
-"""Number of cores that are left free for other jobs of a shared session. Otherwise these would wait
-for ever, because the workers' tasks do not end.
+"""Number of cores that are left free for other jobs of a shared session. Without free cores these
+jobs would wait for ever, because the workers' tasks do not end.
 """
 
 _ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 
 
 def worker_config(settings: Mapping[str, str], workers: int) -> dict[str, str]:
-    """Returns the default settings of a session that only runs workers. `settings` are the settings
-    of the user.
+    """Returns the default settings of a session that only runs `workers` workers. `settings` are
+    the user's settings.
     """
     return {
         # A worker that ends is replaced by a new worker in a new process.
@@ -81,9 +81,10 @@ def worker_config(settings: Mapping[str, str], workers: int) -> dict[str, str]:
 def check_cores(
     master: str, config: Mapping[str, str], workers: int, *, shared: bool, cores: int | None = None
 ) -> None:
-    """Raises SparkError if the session cannot hold this many workers.
+    """Raises SparkError if the session has too few cores for `workers` workers.
 
-    `cores` is the number of cores of a running session, if known.
+    `shared` is whether other jobs use the session too. `cores` is the number of cores of a running
+    session; None if not known.
     """
     if config.get("spark.speculation") == "true":
         raise SparkError(
@@ -105,8 +106,8 @@ def check_cores(
 
 
 def found_in(session: Any) -> tuple[int | None, dict[str, str]]:
-    """Returns the number of cores of a running session, None if it may still change, and its
-    settings.
+    """Returns the number of cores of a running session, and its settings. The number is None if it
+    may still change.
 
     Runs in a thread of the bridge.
     """
@@ -140,7 +141,7 @@ def check_secrecy(
 
 
 def _cores_of(master: str, config: Mapping[str, str]) -> int | None:
-    """Returns the number of cores, None if it is not known before the start."""
+    """Returns the number of cores of a session; None if it is not known before the start."""
     if master == "local":
         return 1
     if match := re.fullmatch(r"local\[(\d+|\*)(?:,\s*\d+)?\]", master):
@@ -172,10 +173,10 @@ class SparkWorkers:
     Without `master`, the master of the bridge, of spark-submit or of spark-defaults.conf is used,
     otherwise "local[*]". With `slots=None`, each worker has as many slots as the flow needs.
     `config` are settings of the Spark session that is started for the run. Alternatively, `bridge`
-    is a session of the service, which remains open after the run. With executors on other machines
-    `config` contains the address of this machine for them (`spark.driver.host`). `tls` are the
-    files of a certificate, at the same paths on all machines; `allow_plaintext` states that the
-    network may be trusted.
+    is the service's own SparkBridge, which stays open after the run. For executors on other
+    machines, `config` must contain the address at which they reach this machine
+    (`spark.driver.host`). `tls` are the files of a certificate, at the same paths on all machines.
+    `allow_plaintext` states that the network may be trusted.
     """
 
     master: str | None = None
@@ -212,8 +213,8 @@ class SparkWorkers:
     ) -> SparkWorkersRun:
         """Returns the run of one job.
 
-        Raises GraphError if the flow cannot be sent to the workers, SparkError for too few cores or
-        slots.
+        Raises GraphError if the flow cannot be sent to the workers, and SparkError if there are too
+        few cores or slots.
         """
         graph = with_printing_apart(graph)  # The output of executors would not be visible.
         bridge, owned = self.bridge or self._bridge_of(graph), False
@@ -243,8 +244,8 @@ class SparkWorkers:
         )
 
     def slots_for(self, graph: JobGraph) -> int:
-        """Returns the slots of each worker: as given, or the smallest number that suffices for the
-        flow.
+        """Returns the number of slots of each worker: as given, or the smallest number that is
+        enough for the flow.
 
         Raises SparkError if the given number is too small.
         """
@@ -285,8 +286,8 @@ class SparkWorkers:
 
 
 class SparkWorkersRun(RemoteRun):
-    """The run of one job, on a cluster only for this job. `owned` is whether the run also closes
-    the bridge.
+    """The run of one job, on a cluster that exists only for this job. `owned` is whether the run
+    closes the bridge at its end.
     """
 
     def __init__(
@@ -423,7 +424,7 @@ class SparkWorkersRun(RemoteRun):
     def _ask_early(self, method: str, *_: object) -> None:
         """Handles a request before there is a JobMaster. Only a cancellation has an effect.
 
-        Every other request is repeated once there is a JobMaster.
+        The caller repeats every other request once there is a JobMaster.
         """
         if method == "cancel" and not self._cancelled_early.done():
             self._cancelled_early.set_result(None)

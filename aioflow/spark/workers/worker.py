@@ -1,8 +1,8 @@
 """A worker inside a Python process of a Spark executor, which runs as long as the flow does.
 
-It is an ordinary TaskManager that belongs to one JobManager: that of the program that runs the
-flow. It ends when the JobManager releases it, when the connection ends, and when it hears nothing
-from the JobManager. So nothing is left on the executors, even if the driver dies.
+The worker is an ordinary TaskManager of the JobManager in the program that runs the flow. It ends
+when the JobManager releases it, when the connection to the JobManager ends, or when it hears
+nothing from the JobManager. So no worker is left on the executors, even if the driver dies.
 
 This module is loaded before it is known which libraries the executors have, so it imports nothing
 but the standard library.
@@ -30,10 +30,12 @@ NEEDED = ("aiohttp", "cloudpickle", "msgpack", "msgspec")
 """Libraries that must be installed on the executors. aioflow itself is shipped with the job."""
 
 SERVED, RETRIED, LACKS = "served", "retried", "lacks"
-"""The ways in which a worker's Spark job can end."""
+"""The ways in which a worker's Spark job can end: the worker has served, the attempt was a retry by
+Spark, or the executor lacks a library.
+"""
 
 SILENCE_S = 6.0
-"""Silence of the driver, in seconds, after which it counts as dead or cut off.
+"""Time in seconds without a message of the driver, after which the driver counts as lost.
 
 The driver answers from a thread of its own, even while the loop of the program is blocked.
 """

@@ -7,7 +7,8 @@ machines.
             ...
         assert simulate(main, seed=7).errors == []
 
-One seed gives one history. The engine runs unchanged: it sees asyncio, and a `Host`.
+One seed gives one history. The engine's code is the same as on a real machine, because it uses only
+asyncio and a `Host`.
 """
 
 from aioflow.testing.simulation.disk import SimDisk

@@ -1,11 +1,11 @@
 """A simulated disk: only synced data is certain to survive a loss of power.
 
-All machines see one disk, as they would a shared store. An operation takes effect at some moment
-before its caller gets the answer. As with an operation in a thread, cancelling the caller does not
-stop it once it runs. Each write sits in the page cache of the machine that wrote it until `fsync`,
+All machines see one disk, like a shared store. An operation takes effect at some moment before its
+caller gets the answer. As with an operation in a thread, cancelling the caller does not stop an
+operation that has begun. Written bytes stay in the page cache of the writing machine until `fsync`,
 and each new, renamed or deleted name until `fsync_dir`. When a machine loses power, its unsynced
-bytes are kept, torn or dropped, and the last of its unsynced changes of names are undone, as the
-seed decides. New directories are durable at once, as on a journalling file system.
+bytes are kept, torn or dropped, and the last of its unsynced changes of names are undone. The seed
+decides how many. New directories are durable at once, as on a journalling file system.
 
 Invariant: nothing that was synced is ever lost, and the changes of names by one machine become
 durable in the order in which they were made.
@@ -45,18 +45,18 @@ another such delay before the caller gets the answer.
 """
 
 BEGUN_RATE = 0.5
-"""Share of the operations that still happen after their caller was cancelled before they began."""
+"""Share of the operations that still happen although the caller was cancelled before they began."""
 
 PARTIAL_RATE = 0.1
-"""Share of the writes that reach the page cache in two parts, so that a kill or a reader can
-come between.
+"""Share of the writes that reach the page cache in two parts. The process may be killed, or another
+may read the file, between the two parts.
 """
 
 
 @dataclass(slots=True, eq=False)
 class SimFile:
-    """An inode: the content that readers see, the content that is on the disk, and the machine
-    whose page cache holds the difference.
+    """An inode. Readers see the content `data`, and `synced` is the content on the disk. The page
+    cache of the machine `writer` holds the difference.
     """
 
     writer: SimMachine
@@ -67,7 +67,9 @@ class SimFile:
 
 @dataclass(slots=True)
 class _Rename:
-    """An unsynced change of names by `machine`. `source` None: created; `target` None: deleted."""
+    """An unsynced change of a file's name by `machine`. `source` is None if the file was created,
+    and `target` is None if it was deleted.
+    """
 
     machine: SimMachine
     source: str | None
@@ -80,8 +82,8 @@ class SimDisk:
 
     The fields are the faults: `slow` multiplies the time of operations, and `full` makes writes
     fail with ENOSPC. `error_rate` is the share of operations that fail with EIO before they have
-    done anything. `capacity` is the number of bytes that the disk holds: the write that reaches it
-    is cut off there and fails with ENOSPC, until files are deleted.
+    done anything. `capacity` is the number of bytes that the disk holds. A write beyond it is cut
+    off there and fails with ENOSPC, until files are deleted.
     """
 
     def __init__(self, loop: SimLoop) -> None:
@@ -100,11 +102,11 @@ class SimDisk:
     # Operations on whole files and names; each is atomic, `SimFileSystem` does the waiting.
 
     def operate(self, steps: Generator[None, None, T]) -> asyncio.Future[T]:
-        """Runs `steps` one after the other, each after a delay, and returns a future of their
-        result.
+        """Runs the generator `steps` step by step, each step after a delay. Returns a future with
+        the return value of the generator.
 
         The process may be killed before any step, or between the last step and the answer. The
-        caller cannot tell these cases apart.
+        caller cannot distinguish these cases.
         """
         result: asyncio.Future[T] = self.loop.create_future()
         self.loop.call_later(self._delay_s(), self._begin, steps, result)
@@ -155,8 +157,8 @@ class SimDisk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def split(self, data: bytes) -> int:
-        """Returns how many bytes of a write reach the page cache in its first step: mostly all of
-        them.
+        """Returns how many bytes of a write reach the page cache in the first step of the write.
+        In most cases these are all bytes.
         """
         if len(data) > 1 and self._rng.random() < PARTIAL_RATE:
             return self._rng.randrange(1, len(data))
@@ -172,7 +174,9 @@ class SimDisk:
         return found
 
     def open(self, machine: SimMachine, path: str, *, empty: bool) -> SimFile:
-        """Returns the file of this path for writing, made if it is missing."""
+        """Returns the file of this path for writing. Creates the file if it is missing, and with
+        `empty` removes its content.
+        """
         if path not in self._names:
             self._check_parent(path)
             if path in self._dirs:
@@ -191,12 +195,12 @@ class SimDisk:
         self._changed(machine, file)
 
     def sync(self, path: str) -> None:
-        """Brings a file's bytes to the platter."""
+        """Makes the content of a file durable."""
         file = self.file(path)
         file.synced = bytes(file.data)
 
     def sync_dir(self, path: str) -> None:
-        """Brings the names in a directory to the platter."""
+        """Makes the names in a directory durable."""
         if path not in self._dirs:
             raise _missing(path)
         kept = []
@@ -253,7 +257,7 @@ class SimDisk:
         )
 
     def mkdirs(self, path: str) -> None:
-        """Makes a directory and those above it."""
+        """Makes a directory and its missing parent directories."""
         missing = []
         while path not in self._dirs:
             if path in self._names:
@@ -264,7 +268,7 @@ class SimDisk:
             self._dirs[made] = None
 
     def stat(self, path: str) -> FileStat:
-        """Returns size, time of the last change and kind."""
+        """Returns the size, the modification time and the kind (file or directory) of a path."""
         if path in self._dirs:
             return FileStat(0, 0, True)
         file = self.file(path)
@@ -275,7 +279,9 @@ class SimDisk:
         return path in self._names or path in self._dirs
 
     def power_loss(self, machine: SimMachine) -> None:
-        """Drops all or a random part of the data that was only in the memory of `machine`."""
+        """Drops random parts of the changes that were only in the memory of `machine`: changes of
+        files' content and of names.
+        """
         rng = self._faults
         mine = [change for change in self._pending if change.machine is machine]
         kept = mine[: rng.randrange(len(mine) + 1)] if mine else []
@@ -298,7 +304,7 @@ class SimDisk:
 
     def _torn(self, file: SimFile) -> bytes:
         """Returns a possible content of a file after a power loss: the synced bytes with none, some
-        or all of the unsynced ones.
+        or all of the unsynced bytes.
         """
         rng, data, synced = self._faults, bytes(file.data), file.synced
         choice = rng.randrange(3)
@@ -329,8 +335,8 @@ def _settle(result: asyncio.Future[T], value: T) -> None:
 
 
 def _apply(names: dict[str, SimFile], change: _Rename) -> None:
-    """Applies a change of names to another view of the directory, in which the old name may be
-    missing.
+    """Applies a change of a name to `names`, which maps paths to files. The old name may be missing
+    in it.
     """
     if change.source is not None and names.get(change.source) is change.file:
         del names[change.source]
@@ -351,7 +357,7 @@ def _missing(path: str) -> FileNotFoundError:
 
 
 class SimFileSystem:
-    """The disk as one process sees it; a `FileSystem`."""
+    """The disk as one process sees it. Implements `FileSystem`."""
 
     def __init__(self, disk: SimDisk, process: SimProcess) -> None:
         self._disk = disk

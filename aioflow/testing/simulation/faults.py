@@ -1,7 +1,7 @@
 """The faults of a run, their rates, and the driver that injects them.
 
-Invariant: everything here is drawn from the `fault` stream of the seed. So a change in the code
-under test does not change the faults until the code takes another path.
+Invariant: all random choices here come from the random stream `fault` of the seed. So a change in
+the code under test does not change the faults until the code takes another path.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ DISK_TROUBLES = (
     ("error_rate", 0.2, 0.0),
     ("capacity", 4096, None),
 )
-"""Faults of the disk: the field of SimDisk, its value during the fault, and its value without.
+"""Faults of the disk: the name of a field of SimDisk, the field's value during the fault, and its
+value without the fault.
 
-During a fault of the capacity, the disk has room for a random number of bytes below the number
-given here.
+During a fault of the capacity, the disk has room for a random number of further bytes, below the
+number given here.
 """
 
 
@@ -41,9 +42,9 @@ class Faults:
     power: float = 0.0
     """A machine loses power, and with it its unsynced data. It comes back after a while."""
     pause: float = 0.0
-    """A process stands still for a while, its connections open."""
+    """A process stands still for a while. Its connections stay open."""
     cut: float = 0.0
-    """Two machines, or one and all others, cannot reach each other for a while."""
+    """Two machines, or one machine and all others, cannot reach each other for a while."""
     reset: float = 0.0
     """All connections between two machines break."""
     slow: float = 0.0
@@ -55,7 +56,7 @@ class Faults:
     connections gives up.
     """
     outage_s: tuple[float, float] = (0.02, 1.5)
-    """Range of the length of a fault that ends after a while."""
+    """Range of the duration, in seconds, of the faults that last for a while."""
 
     def __post_init__(self) -> None:
         for kind, rate in self.rates().items():
@@ -75,9 +76,9 @@ class Faults:
 
     @classmethod
     def swarm(cls, rng: Random, per_s: float = 5.0) -> Faults:
-        """Returns a random half of the kinds of faults, which together cause about `per_s` faults a
-        second. Each kind is left out by some seeds, because a frequent kind can hide the defects
-        that others cause.
+        """Returns the rates of a random half of the kinds of faults, about `per_s` faults a second
+        in total. Some seeds leave out a kind, because a frequent kind can hide the defects that
+        other kinds reveal.
         """
         chosen = [kind for kind in cls().rates() if rng.random() < 0.5]
         rates: dict[str, Any] = {
@@ -96,14 +97,14 @@ async def inject(
     done: Counter[str] | None = None,
     ready: Callable[[], Awaitable[object]] | None = None,
 ) -> Counter[str]:
-    """Inflicts `faults` on the processes `targets` for `duration_s`, then undoes them all.
+    """Inflicts `faults` on the processes `targets` for `duration_s` seconds, then ends all faults.
 
-    Returns their number by kind.
+    Returns the number of faults by kind.
 
     `check` is called after each fault: raise in it to report that a guarantee broke. On return
     every target runs. `done` is the counter that is filled and returned; a caller that may cancel
-    the call passes its own. `ready` is awaited before the pause that precedes each fault, so that
-    it can delay the fault until there is something to lose.
+    the call passes a counter of its own. `ready` is awaited before the pause that precedes each
+    fault. So it can delay the fault until there is something to lose.
     """
     rng = sim.fault_rng
     kinds = {kind: rate for kind, rate in faults.rates().items() if rate > 0}
@@ -145,8 +146,8 @@ async def inject(
 def _strike(
     sim: Simulation, kind: str, targets: Sequence[str], later: Callable[[Callable[[], None]], None]
 ) -> bool:
-    """Inflicts one fault. Returns False if the fault needs a target that is alive, and the target
-    is not.
+    """Inflicts one fault of `kind`. Returns False if the fault needs a living process, and the
+    chosen target is dead. `later(repair)` ends the fault after a while by calling `repair`.
     """
     rng, network, disk = sim.fault_rng, sim.network, sim.disk
     target = rng.choice(targets)

@@ -1,10 +1,11 @@
 """The simulated counterpart of `SystemHost`, and the controls that start, kill and cut off
 simulated processes.
 
-Every simulated process gets a `SimulatedHost` of its own; all of one run share a `Simulation`.
+Every simulated process gets a `SimulatedHost` of its own. All processes of a run share a
+`Simulation`.
 
-Invariant: the random numbers and ids of a process depend on the seed, its name and the count of its
-starts. Other processes never affect them.
+Invariant: the random numbers and ids of a process depend on the seed, the process's name and the
+number of its starts. Other processes never affect them.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ slice sees time pass.
 """
 
 PERF_JUMP_RATE = 1 / 32
-"""Share of the readings that jump ahead, as if the measured work had taken long."""
+"""Share of the readings of `perf_ns` that jump ahead, as if the measured work had taken long."""
 
 PERF_JUMP_S_MAX = 3e-3
 
 BUGGIFY_ENABLED = 0.25
-"""Share of the rare branches that a seed turns on. If all were on, they would hide each other's
-effects.
+"""Share of the points of `buggify` that a seed turns on. If all were on, they would hide each
+other's effects.
 """
 
 SIGTERM, SIGKILL = 15, 9
@@ -71,8 +72,8 @@ class Simulation:
     def spawn(
         self, name: str, main: ProcessMain, *, machine: str | None = None
     ) -> SimulatedProcess:
-        """Starts the process `name`, which must not be running, with `main`; it begins once the
-        caller awaits.
+        """Starts the process `name`, which must not be running, with the main function `main`. The
+        process runs once the caller awaits.
         """
         return self._start(name, main, machine, {}, None)
 
@@ -82,7 +83,7 @@ class Simulation:
         return self._start(name, last.main, None, last.env, last.secret)
 
     def life(self, name: str) -> SimulatedProcess:
-        """The last life of a process, whether it has ended or not."""
+        """Returns the last life of a process, whether this life has ended or not."""
         return self._started[name]
 
     def _start(
@@ -104,8 +105,8 @@ class Simulation:
     def exec(
         self, parent: SimProcess, argv: Sequence[str], env: Mapping[str, str], secret: bytes | None
     ) -> Process:
-        """Starts the program that is registered under the first word of `argv` that names one, on
-        the machine of `parent`.
+        """Starts a program on the machine of `parent`. The first word of `argv` that is in
+        `programs` names the program.
         """
         program = next((self.programs[word] for word in argv if word in self.programs), None)
         if program is None:
@@ -136,8 +137,8 @@ class Simulation:
             self._started[name].ended(-SIGKILL, None)
 
     def power(self, name: str) -> None:
-        """Cuts the power of a process's machine: silence on the network, unsynced bytes and names
-        lost or torn.
+        """Cuts the power of a process's machine. The machine sends nothing more, and unsynced bytes
+        and names may be lost or torn.
         """
         machine = self.loop.process(name).machine
         for process in list(self.loop.processes.values()):
@@ -157,7 +158,7 @@ class Simulation:
 
 
 class SimulatedProcess:
-    """One life of a simulated process; a `Process`."""
+    """One life of a simulated process. Implements `Process`."""
 
     def __init__(
         self,
@@ -174,8 +175,8 @@ class SimulatedProcess:
         self.env = env
         self.secret = secret
         self.parent: str | None = None
-        """Name of the process that started this one with `procs.exec`, or None. After a loss of
-        power, only the parent starts it again.
+        """Name of the process that started this process with `procs.exec`, or None. If it is set,
+        only this parent starts the process again after a loss of power.
         """
         self.returncode: int | None = None
         self.error: BaseException | None = None
@@ -190,7 +191,7 @@ class SimulatedProcess:
         return self.process.name
 
     def begin(self) -> None:
-        """Runs `main`; called inside the process."""
+        """Starts the main function. It is called inside the process."""
         host = SimulatedHost(self._sim, self.process, env=self.env, secret=self.secret)
         self._task = self._sim.loop.create_task(self.main(host), name=self.name)
         self._task.add_done_callback(self._main_done)
@@ -222,8 +223,8 @@ class SimulatedProcess:
         self._waiters.clear()
 
     async def wait(self) -> int:
-        """Waits until this life has ended; returns its exit code: that of `main` or 0, 1 for an
-        error, or minus the signal.
+        """Waits until this life has ended, and returns its exit code. The code is the result of
+        `main` if this is an int, else 0. It is 1 for an error, and minus the number of a signal.
         """
         if self.returncode is None:
             future: asyncio.Future[int] = self._sim.loop.create_future()
@@ -295,8 +296,8 @@ class SimulatedHost:
         return self._loop.run_in_executor(None, fn, *args)
 
     def buggify(self, point: str, probability: float) -> bool:
-        """Returns whether the code at `point` must take its rare branch. True with `probability` in
-        the seeds that turn the point on, otherwise False.
+        """Returns whether the code at `point` must take its rare branch. If the seed turns the
+        point on, this is True with `probability`. Otherwise it is False.
         """
         if not self._loop.perturb:
             return False

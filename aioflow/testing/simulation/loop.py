@@ -4,12 +4,12 @@ process.
 It is asyncio's own `BaseEventLoop` with the scheduler, the timers, the network and the executor
 replaced; tasks, futures, streams, timeouts and locks are the real ones. The seed chooses only what
 a real machine leaves to chance: which process runs next and for how long, how long a call or a
-packet takes, when a process is stalled.
+packet takes, and when a process is stalled.
 
-Invariant: inside one process the order is asyncio's. A process works in iterations: what
-`call_soon` queued, then what came from the network, then the timers that are due, by (deadline,
-creation); callbacks that these queue run in the next iteration. So no failure comes from an order
-that asyncio cannot produce.
+Invariant: inside one process callbacks run in asyncio's order. A process works in iterations: first
+the callbacks that `call_soon` queued, then events of the network, then the timers that are due, by
+deadline and time of creation. Callbacks queued in an iteration run in the next one. So no failure
+comes from an order that asyncio cannot produce.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STALL_RATE = 1 / 64
 STALL_S_MAX = 2e-3
 
 BLOCKING_S = (1e-5, 5e-3)
-"""How long a blocking call takes."""
+"""Range of the duration of a blocking call, in seconds."""
 
 SLICE_MAX = 8
 """Maximum number of callbacks that a process runs before another process gets its turn."""
@@ -136,13 +136,13 @@ class SimLoop(asyncio.BaseEventLoop):
     # Time.
 
     def time(self) -> float:
-        """Virtual seconds; moves by 2 us with each callback and leaps to the next timer when
-        nothing is ready.
+        """Returns the virtual time in seconds. It advances by 2 us with each callback, and jumps to
+        the next timer when no callback is ready.
         """
         return self._now
 
     def wall_ms(self) -> int:
-        """Virtual wall clock, in milliseconds since 1970."""
+        """Returns the virtual wall clock, in milliseconds since 1970."""
         return WALL_START_MS + int(self._now * 1000)
 
     def spend(self, seconds: float) -> float:
@@ -175,8 +175,8 @@ class SimLoop(asyncio.BaseEventLoop):
         return handle
 
     def _context(self, process: SimProcess) -> Context | None:
-        """Returns the context for a callback of `process`. None means a copy of the running
-        context, if that belongs to `process`.
+        """Returns the context for a callback of `process`. Returns None if the running context
+        belongs to `process`; the callback then gets a copy of it.
         """
         owner = OWNER.get()
         return None if owner is not None and owner[0] is process else process.context.copy()
@@ -205,8 +205,8 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._set_timer(self.current, self._now + delay, callback, args, context)
 
     def kernel_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> SimHandle:
-        """Runs `callback` at `when` even if the current process ends: packets in flight still
-        arrive.
+        """Runs `callback` at the time `when`, even if the current process ends before. So packets
+        in flight still arrive.
         """
         return self._set_timer(self.kernel, when, callback, args, None)
 
@@ -451,8 +451,8 @@ class SimLoop(asyncio.BaseEventLoop):
     # Processes.
 
     def process(self, name: str, machine: str | None = None) -> SimProcess:
-        """Returns the process of this name. The first call makes it, without starting it, on a
-        machine of its own by default.
+        """Returns the process of this name. The first call makes the process, without starting it.
+        By default the process gets a machine of its own.
         """
         process = self.processes.get(name)
         if process is None:
@@ -472,10 +472,10 @@ class SimLoop(asyncio.BaseEventLoop):
         self.post_io(process, callback, *args)
 
     def kill(self, process: SimProcess, *, power: bool = False) -> None:
-        """Ends a process as SIGKILL does: no `finally` runs, sockets are closed by the kernel.
+        """Ends a process as SIGKILL does: no `finally` runs, and the kernel closes its sockets.
 
-        With `power`, its machine loses power instead, so its peers are not told. The caller must
-        kill the other processes of the machine too.
+        With `power`, the process's machine loses power instead, so its peers are not notified. The
+        caller must kill the other processes of the machine too.
         """
         assert process is not self.root, (
             "the main process drives the simulation, expected another one to be killed"
@@ -504,7 +504,7 @@ class SimLoop(asyncio.BaseEventLoop):
             orphan.process_died(power)
 
     def pause(self, process: SimProcess) -> None:
-        """Stops a process as SIGSTOP does: its kernel still receives and acknowledges."""
+        """Stops a process as SIGSTOP does. Its kernel still receives and acknowledges packets."""
         assert process is not self.root, (
             "the main process drives the simulation, expected another one to be paused"
         )
@@ -514,7 +514,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._drop_runnable(process)
 
     def resume(self, process: SimProcess) -> None:
-        """Lets a paused process go on; nothing happens if it is not paused."""
+        """Lets a paused process continue. Has no effect if the process is not paused."""
         if process.life is Life.PAUSED:
             self.note("RESUME", process.name)
             process.life = Life.RUNNING
@@ -551,8 +551,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def finish(self) -> None:
         """Ends every process without running its pending callbacks, then closes the loop.
 
-        Unfinished coroutines are closed, so their `finally` blocks run. The loop accepts no more
-        work from them, so nothing reaches the next seed.
+        Unfinished coroutines are closed, so their `finally` blocks run. The loop accepts no further
+        work from these coroutines, so they cannot affect the run of the next seed.
         """
         if self.finished:
             return

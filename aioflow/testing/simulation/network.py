@@ -5,8 +5,8 @@ connections of two machines, and a slow link multiplies its latency. `transport`
 connection reacts to these faults.
 
 Invariant: a fault affects the packets between two machines, in both directions unless a cut is
-`one_way`. It affects packets inside one machine only if both names are that machine. Only `part`
-works on a pair of processes.
+`one_way`. It affects packets inside one machine only if both given names are that machine's. Only
+`part` works on a pair of processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1", "::"})
 
 
 class SimListener(asyncio.AbstractServer):
-    """A bound port. It also serves as the `asyncio.Server`."""
+    """A bound port. It is also the `asyncio.Server` of the port."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SimListener(asyncio.AbstractServer):
             del self.process.machine.ports[self.port]
 
     async def start_serving(self) -> None:
-        """Does nothing: the port serves from its creation on."""
+        """Does nothing, because a port accepts connections as soon as it is made."""
 
     async def serve_forever(self) -> None:
         self._forever = self._loop.create_future()
@@ -83,7 +83,7 @@ class SimListener(asyncio.AbstractServer):
             self.close()
 
     async def wait_closed(self) -> None:
-        """Does nothing: closing takes no time."""
+        """Does nothing, because closing takes no time."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,7 +94,7 @@ class SimListener(asyncio.AbstractServer):
 
 @dataclass(frozen=True, slots=True)
 class _SocketName:
-    """A listening socket that only knows its name, because callers ask for nothing else."""
+    """A listening socket that has only `getsockname`, because callers use nothing else."""
 
     machine: str
     port: int
@@ -122,19 +122,21 @@ class SimNetwork:
     # Faults.
 
     def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Holds back every packet between two machines, or only those from `a` to `b`."""
+        """Holds back every packet between two machines, or with `one_way` only packets from `a` to
+        `b`.
+        """
         self.loop.note("CUT", a, b)
         self._cut.add((a, b))
         if not one_way:
             self._cut.add((b, a))
 
     def heal(self, a: str, b: str) -> None:
-        """Lets packets pass again; held ones arrive when they are sent again."""
+        """Lets packets pass again. Packets that were held back arrive when they are sent again."""
         self.loop.note("HEAL", a, b)
         self._cut -= {(a, b), (b, a)}
 
     def part(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Cuts two processes off from each other, like `cut`, on one machine or on two."""
+        """Holds back packets between two processes, like `cut`. They may be on one machine."""
         self.loop.note("PART", a, b)
         self._parted.add((a, b))
         if not one_way:
@@ -169,7 +171,7 @@ class SimNetwork:
     def reset(self, a: str, b: str, among: Collection[str] | None = None) -> None:
         """Breaks connections between two machines, as a firewall that lost its state does.
 
-        `among` limits this to connections between these processes.
+        `among` limits this to connections between the processes that it names.
         """
         self.loop.note("RESET", a, b)
         for transport in list(self._live):
@@ -182,7 +184,7 @@ class SimNetwork:
 
     def give_up(self, a: str, b: str, among: Collection[str] | None = None) -> None:
         """Ends one side of each connection between two machines with ETIMEDOUT, as a kernel does
-        after too long without an answer. The other side notices nothing until it sends: its
+        if no answer comes for too long. The other side notices nothing until it sends: its
         connection stays half open. The seed chooses the side. `among` is the same as in `reset`.
         """
         self.loop.note("GIVE UP", a, b)
@@ -224,7 +226,7 @@ class SimNetwork:
     def listen(
         self, process: SimProcess, factory: Callable[[], asyncio.BaseProtocol], port: int
     ) -> SimListener:
-        """Binds a port of the process's machine; 0 picks the next free one."""
+        """Binds a port of the process's machine. 0 means the next free port."""
         machine = process.machine
         if port == 0:
             while machine.next_port in machine.ports:
@@ -245,8 +247,8 @@ class SimNetwork:
         self, process: SimProcess, factory: Callable[[], Any], host: str, port: int
     ) -> tuple[SimTransport, Any]:
         """Connects `process` to a port of machine `host`, which takes a round trip. Raises
-        ConnectionRefusedError, or TimeoutError if the link is cut or the machine has no power for
-        too long.
+        ConnectionRefusedError. Raises TimeoutError if for too long the link is cut or the machine
+        has no power.
         """
         loop, here = self.loop, process.machine
         there = here if host in LOOPBACK_NAMES else loop.machines.get(host)
@@ -302,7 +304,7 @@ class SimNetwork:
 
 
 def _is_among(transport: SimTransport, processes: Collection[str] | None) -> bool:
-    """Whether both ends of a connection belong to `processes`. None stands for all processes."""
+    """Whether both ends of a connection belong to `processes`. None means all processes."""
     return processes is None or {transport.process.name, transport.peer.process.name}.issubset(
         processes
     )

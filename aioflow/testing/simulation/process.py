@@ -1,11 +1,11 @@
 """Simulated machines and processes, and the errors that stop a run that would not end.
 
-Each callback belongs to one process and to one of its lives.
+Each callback belongs to one process, and to one life of the process.
 
 Invariant: a callback runs only in the life of the process that made it. Killing a process begins a
-new generation, so that all callbacks, timers and messages of the old one are void. The process of a
-task is kept in the task's context. So if one process completes a future, a task of another process
-that waits for it wakes in its own process.
+new generation, so that all callbacks, timers and messages of the old generation are void. A task's
+process is kept in the task's context. So when one process completes a future for which a task of
+another process waits, the task continues in its own process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 class SimDeadlock(Exception):
     """Nothing can ever run again: no callback is ready and no timer is set.
 
-    Names the tasks that wait.
+    The message names the tasks that wait.
     """
 
 
@@ -43,8 +43,8 @@ class SimLivelock(Exception):
 
 
 class SimFenceBroken(Exception):
-    """Code under simulation reached for the real machine: a file, a socket, a process, a thread
-    or a sleep.
+    """Simulated code used the real machine: a file, a socket, a process, a thread or a real
+    sleep.
     """
 
 
@@ -52,7 +52,9 @@ class Orphan(Protocol):
     """An object that the kernel cleans up when a process dies: a connection or a listener."""
 
     def process_died(self, power: bool) -> None:
-        """Notifies the other side, unless the whole machine has lost power (`power`)."""
+        """Cleans up after the process's death. Notifies peers, unless the machine has lost power
+        (`power`).
+        """
         ...
 
 
@@ -82,7 +84,7 @@ class SimMachine:
         self.clock_ms = 0
         """Number of ms by which the machine's wall clock is ahead of the loop's.
 
-        A fault may change the lead in both directions during the run.
+        A fault may increase or decrease this lead during the run.
         """
         self.ports: dict[int, Any] = {}  # Any: listeners of `network`, which imports this module.
         self.next_port = 49_152
@@ -98,7 +100,9 @@ class Life(enum.Enum):
 
 
 class SimProcess:
-    """A simulated operating system process with an event loop of its own, as its tasks see it."""
+    """A simulated process of an operating system. To its tasks it looks as if they had an event
+    loop of their own.
+    """
 
     __slots__ = (
         "context", "due", "generation", "index", "io", "life", "machine", "name", "orphans",
@@ -129,7 +133,7 @@ class SimProcess:
 
     @property
     def alive(self) -> bool:
-        """True while it runs or is paused."""
+        """Whether the process runs or is paused."""
         return self.life is Life.RUNNING or self.life is Life.PAUSED
 
     def __repr__(self) -> str:

@@ -1,10 +1,10 @@
 """Runs a program under one seed and returns the result.
 
-The watchdog ends a run in which one callback never returns: limits of steps and of virtual time
-count only between callbacks. The fence keeps simulated code off the real machine. While it stands,
-opening a file or a socket, starting a thread or a process, or sleeping for real raises
-`SimFenceBroken` at once. The run ends even if that error is swallowed. Imports, tracebacks, logging
-and the test runner keep their access.
+The watchdog ends a run in which one callback never returns, because the limits of steps and of
+virtual time are checked only between callbacks. The fence keeps simulated code off the real
+machine. While it is in force, opening a file or a socket, starting a thread or a process, or
+sleeping for real raises `SimFenceBroken` at once. The run ends even if code catches this error.
+Imports, tracebacks, logging and the test runner may still access the machine.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class SimResult(Generic[T]):
     value: T
     """Result of `main`."""
     trace_crc: int
-    """Digest of all that happened: two runs with the same digest took the same way."""
+    """Checksum of all events. Two runs with the same checksum had the same events."""
     steps: int
-    """Callbacks that ran."""
+    """Number of callbacks that ran."""
     virtual_s: float
     """Virtual seconds that passed."""
     errors: list[str]
-    """Errors that were never awaited, and tasks that `main` left behind, with their processes."""
+    """Errors that were never awaited, and tasks that `main` left behind, each with its process."""
     trace: list[str] | None
-    """The events behind the digest, if `keep_trace` was asked for."""
+    """The events that `trace_crc` covers. None without `keep_trace`."""
 
 
 def simulate(
@@ -66,11 +66,11 @@ def simulate(
 ) -> SimResult[T]:
     """Runs `main(host)` in virtual time under `seed`, and returns its result.
 
-    `main` is the process that cannot be killed; it starts others with `host.sim.spawn`, which die
-    with it. `perturb` lets the seed stall processes and vary slices; `fence` fails the run when
-    simulated code reaches for the machine. `max_callback_s`: processor time that one callback may
-    take. Raises what `main` raised, `SimDeadlock`, `SimLivelock`, `SimFenceBroken`, or the first
-    AssertionError of any task; a note names the seed.
+    `main` is the process that cannot be killed. It starts other processes with `host.sim.spawn`,
+    which end when `main` ends. `perturb` lets the seed stall processes and vary time slices.
+    `fence` fails the run when simulated code uses the real machine. `max_callback_s` is the maximum
+    processor time of one callback. Raises the error of `main`, `SimDeadlock`, `SimLivelock`,
+    `SimFenceBroken`, or the first AssertionError of any task. A note on the error names the seed.
     """
     collecting = gc.isenabled()
     gc.disable()  # Finalizers would run at moments that no seed decides.
@@ -139,7 +139,7 @@ def watchdog(loop: SimLoop, limit_s: float) -> Iterator[None]:
     much processor time. It checks once per `limit_s`, so a callback is ended after one to two times
     `limit_s`.
 
-    The timer's signal reaches the main thread only. On other threads nothing is watched.
+    The signal of the timer reaches only the main thread, so runs in other threads are not watched.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -193,7 +193,7 @@ _installed = False
 
 @contextmanager
 def fenced(loop: SimLoop) -> Iterator[None]:
-    """Fences in all code that runs on `loop` while the block lasts."""
+    """Keeps all code that runs on `loop` off the real machine while the `with` block lasts."""
     global _fenced_loop, _installed
     if not _installed:
         # An audit hook cannot be removed. Without a fenced loop it costs one comparison.
@@ -213,8 +213,8 @@ def fenced(loop: SimLoop) -> Iterator[None]:
 
 @contextmanager
 def _guard(owner: object, name: str, event: str) -> Iterator[None]:
-    """Treats calls of a function as the audit event `event`, because the function raises none
-    itself.
+    """Treats calls of the function `name` of `owner` like the audit event `event`. The function
+    itself raises no audit event in older versions of Python.
     """
     real = getattr(owner, name)
 

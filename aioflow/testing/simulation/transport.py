@@ -1,8 +1,9 @@
 """One end of a simulated TCP connection.
 
-Bytes of a connection arrive in order and unbroken, but cut anywhere, after any delay, and no
-further than the receiver's window allows. Packets that cannot pass are sent again with a growing
-pause until the sender gives up; a reset, or a process that died, breaks the connection.
+Bytes of a connection arrive in order and unchanged. They may be split anywhere and delayed, and at
+most as many are under way as the receiver's window allows. Packets that cannot pass are sent again
+with a growing pause until the sender gives up. A reset, or the death of a process, breaks the
+connection.
 
 Invariant: a connection never loses, doubles or reorders a byte that it delivers. It may only end
 early.
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 RETRY_FIRST_S = 0.2
-"""Pause before a packet that was not acknowledged is sent again; it doubles up to `RETRY_MAX_S`."""
+"""First pause before an unacknowledged packet is sent again. It doubles up to `RETRY_MAX_S`."""
 
 RETRY_MAX_S = 1.6
 
@@ -47,16 +48,16 @@ class NetworkOptions:
     """The behaviour of the network without faults, and its timeouts under faults."""
 
     latency_s: tuple[float, float] = (1e-4, 2e-3)
-    """One way between two machines; drawn for each packet."""
+    """Range of the time in seconds that a packet takes from one machine to another."""
     loopback_s: tuple[float, float] = (5e-6, 5e-5)
-    """One way between two processes of a machine."""
+    """Range of the time in seconds that a packet takes between two processes of one machine."""
     window_bytes: int = 65_536
-    """Number of bytes that a receiver accepts before its process has read them."""
+    """Maximum number of bytes that a receiver accepts before its process has read them."""
     segment_bytes_max: int = 16_384
     split_rate: float = 0.1
     """Share of the packets and of the reads that are cut at a random byte."""
     send_timeout_s: float = 6.0
-    """How long bytes may stay unacknowledged before their sender gets ETIMEDOUT."""
+    """Seconds that bytes may stay unacknowledged before their sender gets ETIMEDOUT."""
     connect_timeout_s: float = 3.0
     dead_fin_rate: float = 0.5
     """Share of the connections of a killed process that end with FIN, as if closed, rather than
@@ -75,7 +76,7 @@ class OpenPort(Protocol):
 
 
 class Links(Protocol):
-    """The interface of the network for a transport."""
+    """The interface of the network that a transport uses."""
 
     loop: SimLoop
     options: NetworkOptions
@@ -90,11 +91,11 @@ class Links(Protocol):
         ...
 
     def opened(self, transport: SimTransport) -> None:
-        """Counts a transport among those that a reset can hit."""
+        """Registers a transport that a reset can break."""
         ...
 
     def closed(self, transport: SimTransport) -> None:
-        """Forgets a transport that is over."""
+        """Removes a transport that has ended."""
         ...
 
 
@@ -102,7 +103,7 @@ class SimTransport(asyncio.Transport):
     """One end of a connection: the send buffer, the packets under way to the peer, and the received
     bytes that the process has not read.
 
-    The part that stands for the kernel (`_arrive`, `_pump`) works independently of the process; the
+    The part that simulates the kernel (`_arrive`, `_pump`) works independently of the process. The
     part that calls the protocol runs as a callback of the process.
     """
 
@@ -227,8 +228,8 @@ class SimTransport(asyncio.Transport):
     # Sending: the kernel's side.
 
     def _pump(self) -> None:
-        """Sends bytes from the send buffer, as far as the peer's window allows, and then the end of
-        the stream if the connection is closing.
+        """Sends bytes from the send buffer, as far as the peer's window allows. If the connection
+        is closing, then sends the end of the stream.
         """
         options, rng, unsent = self.network.options, self.network.rng, self._unsent
         while unsent and self._in_flight < options.window_bytes and not self._gone:
@@ -271,8 +272,8 @@ class SimTransport(asyncio.Transport):
             self._loop.kernel_at(when, self._arrive)
 
     def _arrive(self) -> None:
-        """Delivers the packets that are due to the peer, or holds all packets back while they
-        cannot pass.
+        """Delivers to the peer the packets that are due now. Holds all packets back while none can
+        pass.
         """
         self._arrival_set = False
         now, wire = self._loop.time(), self._wire
@@ -298,8 +299,8 @@ class SimTransport(asyncio.Transport):
             self._set_arrival(wire[0][0])
 
     def released(self, length: int) -> None:
-        """Notes that the peer's process has read `length` bytes, and sends more into the window
-        that this frees.
+        """Notes that the peer's process has read `length` bytes. This frees space in the window, so
+        sends further bytes.
         """
         self._in_flight -= length
         self._pump()
@@ -307,7 +308,7 @@ class SimTransport(asyncio.Transport):
     # Receiving.
 
     def receive(self, item: bytes | str) -> None:
-        """Takes a packet from the wire, on behalf of the kernel."""
+        """Receives a packet from the network, as the kernel would."""
         if self._gone:
             if isinstance(item, bytes):
                 self._send(_RST)
@@ -400,7 +401,7 @@ class SimTransport(asyncio.Transport):
         return self._gone
 
     def break_off(self, error: OSError) -> None:
-        """Ends this side with `error`; its bytes in flight are lost."""
+        """Ends this side of the connection with `error`. Bytes that it has in flight are lost."""
         if not self._gone:
             self._wire.clear()
             self._end(error)
