@@ -79,8 +79,8 @@ def _attrs_inputs(type_: Any) -> dict[str, str]:
 
 
 def model_fields(model: Any) -> dict[str, Any]:
-    """Returns the fields of a Pydantic model by their names in its input. A field with several
-    names is under the first.
+    """Returns the fields of a Pydantic model by their names in its input. The key of a field with
+    several names is its first name.
     """
     return {
         _input_names(model, name, field)[0]: field for name, field in model.model_fields.items()
@@ -121,8 +121,8 @@ def model_maker(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def renaming_maker(type_: Any, strict: bool = True) -> Callable[[Any], Any] | None:
     """Returns a function that makes a value of `type_` from decoded JSON.
 
-    In the JSON, fields of attrs classes, also of nested ones, are named as the parameters of
-    `__init__`, such as `x` for `_x`. Returns None if these names are the field names everywhere.
+    The JSON names the fields of attrs classes as the parameters of `__init__`, such as `x` for
+    `_x`. Returns None if no class in `type_` has such names. `strict` is as for msgspec.
     """
     aliases = _aliases_in(type_)
     if not aliases:
@@ -390,7 +390,7 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
     """Returns a function that makes a NamedTuple from a dict, or from a list in the order of the
     fields.
 
-    It checks the types.
+    The function checks the types of the values.
     """
     names, defaults = list(type_._fields), type_._field_defaults
     rename = _renamer(type_, {})
@@ -451,8 +451,8 @@ def namedtuple_reader(type_: Any) -> Callable[[bytes | str], Any]:
 
 
 def made_part(type: Any, value: Any) -> Any:
-    """Converts `value` to `type` if that is a Pydantic model. Passed to msgspec as `dec_hook`, for
-    models inside other types.
+    """Converts `value` to `type` if `type` is a Pydantic model. Passed to msgspec as `dec_hook`,
+    for models inside other types.
     """
     return model_maker(type.model_validate)(value) if is_model(type) else value
 
@@ -597,8 +597,8 @@ def _namedtuple_converter(
     whole = tuple[tuple(all_hints)]  # type: ignore[misc, valid-type]
 
     def make_whole(row: Sequence[str]) -> Any:
-        """Converts all fields at once. Rows with an empty or invalid text are converted
-        by field.
+        """Converts all fields at once. Rows with an empty or invalid text are converted field by
+        field.
         """
         texts = [row[i] for i in order]
         if "" not in texts:
@@ -747,8 +747,8 @@ def as_object(value: Any) -> Any:
     """Returns a dict for a NamedTuple, or for a value that contains attrs objects with private
     fields.
 
-    So JSON has an object. msgspec would write a NamedTuple as an array, and would omit private
-    fields. Returns other values unchanged.
+    So the JSON is an object. By itself, msgspec would write a NamedTuple as an array, and would
+    omit private fields. Returns other values unchanged.
     """
     cls: Any = type(value)
     if hasattr(value, "_asdict"):

@@ -1,8 +1,8 @@
 """The common parts of the readers of changes: a buffer of changes, and the position of the reader,
 which may be within a transaction or a snapshot.
 
-A place is an integer offset in the server's log, in the order of the log. A position is None at the
-beginning, and otherwise a list:
+A place is an integer that stands for a point in the server's log. Later points have larger places.
+A position is None at the beginning, and otherwise a list:
 
     ["snapshot", start, ranges, table, key, as_of]   a row of the snapshot was read
         `start` is the place where the changes begin, and `as_of` the place of this snapshot. `key`
@@ -74,24 +74,24 @@ N = TypeVar("N", bound="Named")
 
 
 class Named(Protocol):
-    """A table; any class that has its name."""
+    """The interface of a table: any object with a name."""
 
     @property
     def name(self) -> str: ...
 
 
 class RowsOf(Protocol):
-    """The interface to a table's rows. `ChangeLog` uses it, because each reader has its own type of
-    row.
+    """The interface through which `ChangeLog` uses the rows of a table. Each reader has its own
+    type of row.
     """
 
     @property
     def table(self) -> str:
-        """The table, as `tables=` names it."""
+        """The name of the table, as in `tables=`."""
         ...
 
     def key_of(self, row: Any) -> dict[str, Any]:
-        """Returns the key of a row, by column."""
+        """Returns the key of a row: the values of the key columns by name."""
         ...
 
 
@@ -165,7 +165,9 @@ class ChangeReader(StreamReader):
         super().__init__(ctx, self._made, config.on_error)
         self.config = config
         self.behind: Position | None = None
-        """The position after the last message that was put into the buffer."""
+        """The position after the last message that was put into the buffer. None before the
+        first.
+        """
         self._bytes = 0
 
     @abstractmethod
@@ -174,16 +176,16 @@ class ChangeReader(StreamReader):
 
     @abstractmethod
     def change(self, content: Any) -> Any:
-        """Converts `content`, a tuple whose last item is its size, to a change."""
+        """Converts the content of a message to a change. Its last item is its size in bytes."""
 
     @abstractmethod
     def is_away(self, error: Exception) -> bool:
-        """Returns whether `error` says that the server cannot be reached now."""
+        """Returns whether `error` means that the server cannot be reached now."""
 
     @abstractmethod
     def explained(self, error: Exception) -> BaseException | None:
-        """Returns an error that tells the user how to fix the server's `error`, or None if there is
-        none.
+        """Returns an error that tells the user how to fix the server's `error`, or None for an
+        error without a known remedy.
         """
 
     async def open(self, splits: Sequence[Split]) -> None:
@@ -207,7 +209,7 @@ class ChangeReader(StreamReader):
         self, messages: list[Message], size: int, behind: Position, *, last: bool = False
     ) -> None:
         """Puts messages of `size` bytes into the buffer, and waits while the buffer is full.
-        `behind` is the position after them.
+        `behind` is the position after these messages. `last` means that no message follows.
         """
         self.behind, self._bytes = behind, self._bytes + size
         (split_id,) = self.splits
@@ -318,8 +320,8 @@ class ChangeLog:
         self.at_end = self._end is not None and place >= self._end
 
     def begin(self, commit: int, place: str, timestamp_ms: int) -> None:
-        """Notes that a transaction begins. `commit` is its place in the log, and `place` the same
-        as text.
+        """Notes that a transaction begins. `commit` is the place of the transaction in the log, and
+        `place` is this place as text.
         """
         if self._end is not None and commit >= self._end:
             self.at_end = True
@@ -335,7 +337,7 @@ class ChangeLog:
         self.reached(end)
 
     def is_new(self) -> bool:
-        """Counts a change. Returns whether it is new, not one that was read before a restore."""
+        """Counts a change. Returns False if the change was already read before a restore."""
         self._number += 1
         return self._number > self._skip
 
@@ -364,10 +366,11 @@ class ChangeLog:
         new: Any,
         size: int,
     ) -> int:
-        """Adds a change to `messages`. Returns its size, or 0 if the snapshot contains it.
+        """Adds a change of the kind `kind` to `messages`. Returns its size, or 0 if the snapshot
+        contains the change.
 
-        `old` is the row before the change; unless `whole`, it has only the key. `new` is the row
-        after the change.
+        `old` is the row before the change, and `new` the row after it; None if there is none.
+        `whole` says whether `old` has all columns, or only those of the key.
         """
         if self._ranges is not None:
             had = old if old is not None else new
@@ -413,7 +416,7 @@ class SnapshotRanges:
                 (None if last is None else tuple(last), as_of)
             )
         self.end = max((as_of for _, _, as_of in ranges), default=0)
-        """The place from which on all changes are kept."""
+        """Changes at this place in the log, or later, are in no snapshot."""
 
     def contains(self, table: str, key: tuple[Any, ...], commit: int) -> bool:
         """Returns whether the snapshot that read the range of `key` already contains the
@@ -430,7 +433,8 @@ class SnapshotRanges:
         """Returns whether a truncate at `commit` removes the rows that the snapshots of `table`
         have read.
 
-        True means that it removes all of these rows, False none, and None some.
+        True means that the truncate removes all of these rows, False that it removes none, and None
+        that it removes some.
         """
         ranges = self._ranges.get(table, [])
         if any(last == () for last, _ in ranges):

@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 FILE_SHIFT = 40
-"""Number of low bits of a place in the log that hold the offset in the file. The file's number is
-above them.
+"""Number of the low bits of a place in the log that hold the offset in the file. The higher bits
+hold the number of the file.
 """
 
 LOCK_WAIT_S = 10
@@ -50,10 +50,14 @@ ORDERED_TYPES = frozenset(
         "timestamp", "binary", "varbinary", "char", "varchar",
     }
 )  # fmt: skip
-"""Column types whose values Python orders as the server does with the SQL of `_ordered`."""
+"""Types of key columns whose order in Python is that of the server, if the server orders by the SQL
+that `_ordered` returns.
+"""
 
 NO_COLUMN = 1054
-"""Error number for an unknown column, which earlier versions of MariaDB lack."""
+"""Number of the server's error for an unknown column. Earlier versions of MariaDB lack a column
+that is read here.
+"""
 
 OnCascade = Literal["fail", "ignore"]
 
@@ -84,7 +88,7 @@ class Table:
     table: str
     columns: list[Column]
     primary: list[str]
-    """The columns of the primary key, in its order."""
+    """The columns of the primary key, in the order of the key."""
     json_columns: frozenset[str]
     """Columns of MariaDB's type JSON, which stores texts with a validity check."""
 
@@ -112,7 +116,9 @@ SETTINGS = {
     "log_bin_compress": ("OFF", "SET GLOBAL log_bin_compress = OFF"),
     "binlog_transaction_compression": ("OFF", "SET GLOBAL binlog_transaction_compression = OFF"),
 }  # fmt: skip
-"""Setting of the server -> the expected value, and the remedy for another value."""
+"""Maps the name of a server setting to the expected value, and to the remedy if the server has
+another value.
+"""
 
 MAY_LACK = ("log_bin_compress", "binlog_transaction_compression")
 
@@ -126,8 +132,8 @@ async def _settings(connection: MysqlConnection) -> dict[str, str]:
 
 
 async def check_server(connection: MysqlConnection, config: MysqlChangesConfig) -> dict[str, str]:
-    """Returns settings of the server. Raises GraphError for a setting with which the server would
-    not send the changes.
+    """Returns the server's settings by name. Raises GraphError for a setting with which the server
+    would not send the changes.
     """
     found = await _settings(connection)
     for name, (wanted, remedy) in SETTINGS.items():
@@ -234,7 +240,7 @@ async def load_tables(connection: MysqlConnection, config: MysqlChangesConfig) -
 async def check_tables(
     connection: MysqlConnection, config: MysqlChangesConfig, tables: Sequence[Table]
 ) -> None:
-    """Raises GraphError for a table some of whose changes would not be in the log."""
+    """Raises GraphError if the log would lack some changes of one of `tables`."""
     for table in tables:
         named = table.database, table.table
         ((kind, engine),) = await connection.rows(
@@ -272,7 +278,7 @@ async def check_tables(
 
 
 async def load_charsets(connection: MysqlConnection) -> dict[int, str]:
-    """Returns the character set of each collation."""
+    """Returns the name of the character set for the number of each collation."""
     found: dict[int, str] = {}
     for view in ("collation_character_set_applicability", "collations"):
         try:
@@ -288,8 +294,8 @@ async def load_charsets(connection: MysqlConnection) -> dict[int, str]:
 
 
 def refusal(config: MysqlChangesConfig, error: BaseException) -> BaseException | None:
-    """Returns an error that tells the user how to fix the server's `error`, or None if there is
-    none.
+    """Returns an error that tells the user how to fix the server's `error`, or None for an error
+    without a known remedy.
     """
     number, text = error_number(error), str(error)
     if number == 1227:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["MysqlChangeReader"]
 
 HELD_BYTES = 4 << 20
-"""Maximum size of a transaction's changes that are held back until the transaction ends. The
-changes of a larger transaction are emitted before its end.
+"""Maximum total size in bytes of a transaction's changes that are held back until the transaction
+ends. The changes of a larger transaction are emitted before its end.
 """
 
 BEGINS = (binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIADB_GTID)
@@ -75,7 +75,9 @@ class RowReader:
         make: Callable[[dict[str, Any]], Any] | None,
         texts: Sequence[Callable[[bytes], Any]] = (),
     ) -> None:
-        """`texts` has a function for each column, which decodes a text of a snapshot."""
+        """`texts` has one function for each column. The function decodes the text of a cell in a
+        snapshot. `make` converts a dict to a row; None keeps the dict.
+        """
         self.table = table
         self._names = names
         self._make = make
@@ -83,7 +85,7 @@ class RowReader:
         self._key = [(names.index(name), name) for name in key]
 
     def key_of(self, row: Any) -> dict[str, Any]:
-        """Returns the key of a row, by column."""
+        """Returns the key of a row: the values of the key columns by name."""
         return {name: row[at] for at, name in self._key}
 
     def row(self, values: Sequence[Any]) -> Any:
@@ -107,7 +109,7 @@ class MysqlChangeReader(ChangeReader):
         super().__init__(ctx, config)
         self.tables: dict[tuple[str, str], Table] = {}
         self.charsets: dict[int, str] = {}
-        """Collation number -> name of its character set."""
+        """Maps the number of a collation to the name of its character set."""
 
     def content_of(self, content: Any) -> bytes:
         cells = content[4] or content[2] or ()
@@ -243,8 +245,8 @@ def _ordered(name: str, type_name: str) -> str:
 
 
 def _ordered_value(value: Any) -> Any:
-    """Returns a key value in a form for comparison. Dates become texts, because zero dates are
-    texts.
+    """Returns a key value in the form in which keys are compared. Dates become texts, because zero
+    dates are texts too.
     """
     return str(value) if isinstance(value, datetime.date) else value
 
@@ -308,12 +310,12 @@ class _Log(ChangeLog):
         """The place in the log after the last event."""
         self._checksums = checksums
         self._tables: dict[int, _Rows | None] = {}
-        """Number of a table in the log -> the decoder of its rows; None if the source does not read
-        the table.
+        """Maps the number of a table in the log to the decoder of its rows. None means that the
+        source does not read the table.
         """
         self._shapes: dict[bytes, _Rows | None] = {}
-        """Table map in the log, as bytes -> the decoder of its rows; None if the source does not
-        read the table.
+        """Maps the bytes of a table map in the log to the decoder of the table's rows. None means
+        that the source does not read the table.
         """
         self._held: list[Message] = []
         """Changes of the current transaction that are held back."""
@@ -465,8 +467,8 @@ class _Log(ChangeLog):
             self.reached(self._at)
 
     async def _statement(self, table: Table, database: str, text: str) -> None:
-        """Handles the effect of an SQL statement in the log on `table`: a truncate is emitted, and
-        a lost change is an error.
+        """Handles the SQL statement `text` of the log, as far as it affects `table`. Emits a
+        truncate. Raises an error for a statement whose changes are not in the log.
         """
         emptied = binlog.truncated_table(text, database)
         if emptied is not None:

@@ -61,12 +61,12 @@ _CODECS = {
     "gb18030": "gb18030", "big5": "big5", "tis620": "tis-620", "ucs2": "utf-16-be",
     "utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be", "macroman": "mac-roman",
 }  # fmt: skip
-"""Character set of the server -> Python codec."""
+"""Maps a character set of the server to a Python codec."""
 
 
 def codec_of(collation: int, charsets: Mapping[int, str]) -> str | None:
     """Returns the Python codec for texts of a collation, or None for binary strings. `charsets`
-    maps collations to character sets.
+    maps the numbers of collations to names of character sets.
 
     Raises ValueError for a character set that Python lacks.
     """
@@ -129,8 +129,8 @@ def _date(body: bytes, at: int) -> tuple[Any, int]:
 
 
 def _fraction(digits: int) -> tuple[int, int]:
-    """Returns the size in bytes of a fraction of a second with `digits` digits, and the number of
-    microseconds of its unit.
+    """Returns the size in bytes of a stored fraction of a second with `digits` digits, and the unit
+    of the stored number in microseconds.
     """
     if digits > 6:
         raise ValueError(f"its fraction has {digits} digits, expected at most 6")
@@ -197,7 +197,7 @@ def _time(digits: int) -> Read:
 
 
 _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
-"""Number of digits -> number of bytes in which a DECIMAL stores them."""
+"""Maps a number of digits to the number of bytes in which a DECIMAL stores them."""
 
 
 def _decimal(digits: int, scale: int) -> Read:
@@ -232,7 +232,9 @@ def _decimal(digits: int, scale: int) -> Read:
 
 
 def _sized(size: int, convert: Callable[[bytes], Any] | None) -> Read:
-    """Returns a function that decodes bytes after their length, which takes `size` bytes."""
+    """Returns a function that decodes a value that is stored after its length. The length takes
+    `size` bytes. `convert` makes the value from its bytes; None returns the bytes.
+    """
     if size == 1 and convert is None:
 
         def read_short(body: bytes, at: int) -> tuple[Any, int]:
@@ -251,8 +253,8 @@ def _sized(size: int, convert: Callable[[bytes], Any] | None) -> Read:
 
 
 def text_decoder(codec: str) -> Callable[[bytes], str]:
-    """Returns a function that decodes bytes. The five bytes that cp1252 does not define become
-    control characters.
+    """Returns a function that decodes bytes with `codec`. The five bytes that cp1252 does not
+    define become control characters.
     """
     if codec != "cp1252":
         return lambda content: content.decode(codec)
@@ -316,11 +318,15 @@ SIZED_READERS: dict[int, Callable[[int], Read]] = {
     JSON: lambda length: _sized(length, decode_json),
     BIT: lambda length: _integer((length >> 8) + ((length & 0xFF) > 0), big=True),
 }
-"""Column type -> a function that makes the decoder of values from the `length` of a column."""
+"""Maps a column type to a function that gets the `length` of a column and returns the decoder of
+its values.
+"""
 
 
 def reader_of(column: BinlogColumn, charsets: Mapping[int, str], as_json: bool) -> Read:
-    """Returns a function that decodes values of a column. Raises ValueError for an unknown type."""
+    """Returns a function that decodes values of a column. `as_json` says whether its texts are
+    JSON, to be decoded too. Raises ValueError for an unknown type.
+    """
     type_, length = column.type, column.length
     if (found := _INTEGERS.get((type_, column.unsigned))) is not None:
         return found
@@ -421,8 +427,8 @@ def _json_items(content: bytes, begin: int, *, is_large: bool, is_object: bool) 
 
 
 def _opaque(kind: int, content: bytes) -> Any:
-    """Decodes a value of a type that JSON lacks, such as a date, to what the server writes for it
-    in JSON text.
+    """Decodes a value of a type that JSON lacks, such as a date, to the value that the server
+    writes into JSON texts.
     """
     if kind == NEWDECIMAL:
         return float(_decimal(content[0], content[1])(content, 2)[0])

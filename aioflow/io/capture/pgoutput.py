@@ -45,8 +45,8 @@ Cell = bytes | _Unchanged | None
 
 
 class Begin(NamedTuple):
-    """The beginning of a transaction. Transactions arrive one after the other, in the order of
-    their commits.
+    """The message that begins a transaction. Transactions arrive one after the other, in the order
+    of their commits.
     """
 
     final_lsn: int
@@ -56,10 +56,10 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The end of a transaction."""
+    """The message that ends a transaction."""
 
     end_lsn: int
-    """Place in the log after the transaction. The next transaction ends later."""
+    """Place in the log after the transaction. The next transaction ends at a later place."""
 
 
 class RelationColumn(NamedTuple):
@@ -70,7 +70,9 @@ class RelationColumn(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """The columns of a table, before the first change of its rows, and again when they change."""
+    """The message with the columns of a table. It comes before the first change of the table's
+    rows, and again when the columns change.
+    """
 
     oid: int
     schema: str
@@ -227,6 +229,6 @@ def lsn_text(lsn: int) -> str:
 
 
 def lsn_number(text: Any) -> int:
-    """Returns the place in the log that `text` names."""
+    """Returns the place in the log for a text such as "0/16B3748"."""
     high, _, low = str(text).partition("/")
     return (int(high, 16) << 32) + int(low, 16)

@@ -78,13 +78,13 @@ class Table:
     schema: str
     table: str
     columns: list[Column]
-    """The columns that are published, in their order."""
+    """The published columns, in the order of the table."""
     primary: list[str]
-    """The columns of the primary key, in its order."""
+    """The columns of the primary key, in the order of the key."""
     identity: str
     """The replica identity, as `pgoutput.Relation` has it."""
     where: str | None
-    """The row filter of the publication."""
+    """The row filter of the publication, as SQL. None means all rows."""
 
     @property
     def quoted(self) -> str:
@@ -294,7 +294,7 @@ async def free_slot(
 async def kept_slot(
     replication: ReplicationConnection, config: PostgresChangesConfig, lsn: int
 ) -> None:
-    """Raises StateError unless the slot has all changes after `lsn`."""
+    """Raises StateError unless the slot still has all changes after the place `lsn` in the log."""
     found = await free_slot(replication, config)
     remedy = "start with restore=None, fresh=True, which reads a new snapshot"
     if found is None:
@@ -323,8 +323,8 @@ def _error_code(error: BaseException) -> str | None:
 
 
 def refusal(config: PostgresChangesConfig, error: BaseException) -> BaseException | None:
-    """Returns an error that tells the user how to fix the server's `error`, or None if there is
-    none.
+    """Returns an error that tells the user how to fix the server's `error`, or None for an error
+    without a known remedy.
     """
     code = _error_code(error)
     if "WAL sender" in str(error) or (code == "42501" and "replication" in str(error).lower()):

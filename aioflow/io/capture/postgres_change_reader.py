@@ -70,13 +70,13 @@ if TYPE_CHECKING:
 __all__ = ["PostgresChangeReader"]
 
 STATUS_EVERY_S = 5.0
-"""Interval of the messages that keep the connection alive. By default the server ends the
-connection after a minute without a message (`wal_sender_timeout`).
+"""Interval in seconds of the status messages, which keep the connection alive. By default the
+server ends the connection after a minute without a message (`wal_sender_timeout`).
 """
 
 UNTIL_EVERY_S = 0.2
-"""Interval of these messages for a source with `until`. They also ask how far the server has read
-its log.
+"""Interval in seconds of the same messages for a source with `until`. Then they also ask how far
+the server has read its log.
 """
 
 SLOW_SLOT_S = 5.0
@@ -105,7 +105,7 @@ class RowReader:
         ]
 
     def key_of(self, cells: Sequence[Cell]) -> dict[str, Any]:
-        """Returns the key of a row, by column."""
+        """Returns the key of a row: the values of the key columns by name."""
         return {
             name: None if (cell := cells[at]) is None else decoder(cell)  # type: ignore[arg-type]
             for at, name, decoder in self._key
@@ -150,11 +150,11 @@ class PostgresChangeReader(ChangeReader):
     def __init__(self, ctx: SourceContext, config: PostgresChangesConfig) -> None:
         super().__init__(ctx, config)
         self._taken: dict[int, Position | None] = {}
-        """Checkpoint -> the position of the reader at its barrier."""
+        """Maps a checkpoint id to the position of the reader at the checkpoint's barrier."""
         self._durable = 0
         """The place in the log up to which complete checkpoints cover the changes."""
         self._written = 0
-        """Place in the log before which everything was received."""
+        """The place in the log up to which everything was received."""
         self._told = asyncio.Event()
         """Set when a new `_durable` must be reported to the server."""
         self._tables: dict[tuple[str, str], Table] = {}
@@ -335,7 +335,7 @@ class PostgresChangeReader(ChangeReader):
 
     async def _report(self, replication: ReplicationConnection, *, ask: bool) -> None:
         """Reports to the server, at an interval, how far this reader has come, even while the
-        buffer is full.
+        buffer is full. With `ask`, also asks how far the server has read its log.
         """
         every_s = UNTIL_EVERY_S if ask else STATUS_EVERY_S
         while True:
@@ -392,8 +392,8 @@ class PostgresChangeReader(ChangeReader):
 
 
 def _is_comparable(table: Table) -> bool:
-    """Returns whether Python orders the keys of `table` as the server does, and each change has the
-    key.
+    """Returns whether Python orders the keys of `table` as the server does, and each logged change
+    contains the key.
     """
     types = {column.name: column.type_oid for column in table.columns}
     return (
@@ -433,7 +433,8 @@ class _Log(ChangeLog):
         super().__init__(reader.config, begin, end, reader.ranges(ranges) if ranges else None)
         self._reader = reader
         self._rows: dict[int, RowReader | None] = {}
-        """Oid of a relation -> the decoder of its rows; None if the source does not read the table.
+        """Maps the oid of a relation to the decoder of its rows. None means that the source does
+        not read the table.
         """
 
     async def read(

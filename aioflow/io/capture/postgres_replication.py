@@ -143,7 +143,7 @@ class ReplicationConnection:
                 return
 
     async def start(self, slot: str, lsn: str, publication: str) -> None:
-        """Starts the stream of `slot` after the place `lsn` in the log."""
+        """Starts the stream of changes of `slot`, after the place `lsn` in the log."""
         options = f"proto_version '1', publication_names {literal(publication)}"
         self._send(
             b"Q", f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn} ({options})'.encode() + b"\0"

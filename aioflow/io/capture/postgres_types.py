@@ -168,8 +168,8 @@ def _array(element: Decoder, delimiter: str) -> Decoder:
 
 
 def _elements(text: str, at: int, element: Decoder, delimiter: str) -> tuple[list[Any], int]:
-    """Returns the elements of the array whose opening brace is before offset `at`, and the offset
-    after the array.
+    """Returns the elements of an array, and the offset after the array. Its opening brace is just
+    before offset `at`. `element` decodes one element.
     """
     values: list[Any] = []
     while True:

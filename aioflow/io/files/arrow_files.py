@@ -197,7 +197,9 @@ class _ArrowFile:
 
         self._path = path
         self._counted = -1, 0
-        """The last page that `read_parts` has read, and its number of rows."""
+        """The number of the last page that `read_parts` has read, and the number of rows of this
+        page.
+        """
         try:
             self._file = pa.ipc.open_file(file)
             names = self._file.schema.names
@@ -312,8 +314,8 @@ class _ParquetFile:
     def __init__(
         self, file: BinaryIO, path: str, columns: list[str] | None, fields: tuple[str, ...] | None
     ) -> None:
-        """Opens the file. All `columns` must exist. Only the columns in `fields` are read, if the
-        file has all of these.
+        """Opens the file. All `columns` must exist; None means all columns of the file. Only the
+        columns `fields` are read, if the file has all of them.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -380,7 +382,9 @@ def _opened(file: BinaryIO, path: str) -> Any:
 
 
 def _cut(host: Host, path: str, split_bytes: int) -> list[Pages]:
-    """Returns the parts of a file: consecutive row groups of together about `split_bytes`."""
+    """Returns the parts of a file. Each part consists of consecutive row groups, of about
+    `split_bytes` in total.
+    """
     with file_access(host, path).open_read(path) as file:
         mark = mark_of_file(file)
         metadata = _opened(file, path).metadata

@@ -72,8 +72,7 @@ class Block(NamedTuple):
 
 
 Mark = tuple[int, bytes]
-"""Length and digest of the last bytes that were read. They show whether the file is still the same.
-"""
+"""Length and digest of the last bytes that were read, which show whether the file was replaced."""
 
 MARK_BYTES = 1024
 
@@ -90,8 +89,8 @@ class FilePart(NamedTuple):
     end: int | None = None
     member: str | None = None
     mark: Mark | None = None
-    """Mark of the bytes before `start - 1`, where reading begins. Taken when the file was
-    divided.
+    """Mark of the bytes before byte `start - 1`, at which reading begins. It was taken when the
+    file was divided into parts.
     """
     seen: tuple[int, int] | None = None
     """Size and modification time of the file when it was found; only in its first part.
@@ -170,10 +169,10 @@ class BlockFile:
     ) -> None:
         """Stores the arguments; the file is opened later.
 
-        `first_bytes` is the size of the first block, if it differs.
-        `tail` means that the file may grow, so an incomplete last line is left for a later read.
-        `mark` is the length and digest of the bytes before `offset`. A part that is read from its
-        beginning uses the mark that was taken when the file was divided.
+        `first_bytes` is the size of the first block, if it differs from `block_bytes`. `tail` means
+        that the file may grow, so an incomplete last line is left for a later read. `mark` is the
+        length and digest of the bytes before `offset`. A part that is read from its beginning uses
+        the mark that was taken when the file was divided.
         """
         self._fs = fs
         self._part = part
@@ -230,7 +229,7 @@ class BlockFile:
     def head(self, length: int) -> bytes:
         """Returns the first `length` bytes, or fewer if the part is shorter.
 
-        Call this instead of `read`: it closes the file.
+        This method closes the file, so it is called instead of `read`.
         """
         try:
             self._open()

@@ -51,7 +51,9 @@ PART_ROWS = 262_144
 """Maximum number of rows that are read at a time when splits are read by event time."""
 
 PART_ROWS_LEAST = 16_384
-"""The same if there are very many splits, because each split may hold these rows in memory."""
+"""Maximum number of rows that are read at a time if there are very many splits, because each split
+may hold these rows in memory.
+"""
 
 ROWS_AHEAD = 1_048_576
 """Number of rows that all splits may hold together in memory, unless there are very many splits."""
@@ -107,7 +109,9 @@ class Pages(NamedTuple):
     start: int
     end: int | None
     mark: tuple[int, Mark] | None = None
-    """Size of the file and mark of its end when it was divided; None if it was not divided."""
+    """The size of the file and the mark of its end, taken when the file was divided. None if it was
+    not divided.
+    """
     seen: tuple[int, int] | None = None
     """Size and modification time of the file when it was found; only in its first part.
 
@@ -136,7 +140,7 @@ class Pages(NamedTuple):
 
 
 def mark_of_file(file: BinaryIO) -> tuple[int, Mark]:
-    """Returns the size of a file, and the mark of its end.
+    """Returns the size of a file, and the mark (length and digest) of its end.
 
     The mark identifies the content, because the footer of Parquet and Arrow files describes the
     rest of the file.
@@ -171,8 +175,8 @@ class _Parts:
         self._parts: Iterator[Any] | None = None
 
     def read(self, rows: int, *, first: bool) -> tuple[int, int, Any, bool, bool]:
-        """Returns the next part, as the fields of a `_Part`. `first` means that the next call may
-        use another `rows`.
+        """Returns the next part, of at most `rows` rows, as the fields of a `_Part`. `first` means
+        that the next call may pass another `rows`.
         """
         opened = self._opened
         while self._page < self._end:
@@ -211,7 +215,7 @@ class ColumnReader(BaseReader[Any]):
         self._splits: deque[Split] = deque()
         self._positions: dict[str, tuple[int, int]] = {}
         self._marks: dict[str, tuple[int, Mark]] = {}
-        """Split -> size of its file, and mark of the file's end."""
+        """Maps a split to the size of its file and the mark of the file's end."""
         self._pages: deque[tuple[str, int, int, bool, ColumnBatch]] = deque()
         """Pages read ahead: (split, page, number of emitted rows, whether it is the last page of
         the split, rows).

@@ -63,8 +63,8 @@ class ColumnPartWriter(PartWriter):
         self._schema: Any = None
         self._declared = declared
         self._types: dict[str, Any] = {}
-        """The type of each column in all parts so far. It is null, also inside of nested types, if
-        there was no value.
+        """The type of each column in all parts so far. A null type, also inside a nested type,
+        means that there was no value yet.
         """
 
     async def open(self) -> None:
@@ -112,7 +112,7 @@ class ColumnPartWriter(PartWriter):
                 )
 
     def _with_types(self, table: Any) -> Any:
-        """Returns the table with a type for each column that is null in it."""
+        """Returns the table with a real type for each column that has the null type."""
         import pyarrow as pa
 
         text = pa.string()
@@ -267,7 +267,7 @@ def _filled(type_: Any, known: Any) -> Any:
 
 
 def _keeps(a: Any, b: Any) -> bool:
-    """Returns whether a cast from type `a` to type `b` keeps all fields of structs.
+    """Returns whether a cast from type `a` to type `b` keeps all fields of the structs in `a`.
 
     Arrow's cast silently drops fields that `b` lacks.
     """

@@ -68,7 +68,7 @@ class CsvColumnDecoder:
 
     def _columns(self, data: bytes, header: list[str], count: int) -> ColumnBatch | None:
         """Returns the columns of the `count` records of a block, or None if Arrow does not find
-        exactly these.
+        exactly these records.
         """
         hints = (
             dict.fromkeys(self._kept or header, str) if self._type is None else hints_of(self._type)
@@ -138,11 +138,11 @@ _BLANK_LINE = re.compile(rb"\A\r?\n|\n\r?\n")
 
 
 def _records(data: bytes, delimiter: str) -> tuple[int, list[int] | None] | None:
-    """Returns the number of records in a block, and the line number where each begins. None instead
-    of the line numbers means that record i is line i.
+    """Returns the number of records in a block, and the line number where each record begins. The
+    line numbers are None if record i is line i.
 
-    Returns only None unless it is certain where each record and each field begins, and all bytes
-    are valid text, also in columns that are not read.
+    Returns None instead of both unless it is certain where each record and each field begins. All
+    bytes must also be valid text, even in columns that are not read.
     """
     # Arrow would remove a byte order mark here. The mark of the file was already removed, so this
     # mark belongs to the data.
@@ -180,7 +180,9 @@ def _records(data: bytes, delimiter: str) -> tuple[int, list[int] | None] | None
 
 
 def _enclose_fields(marks: np.ndarray, quotes: np.ndarray, delimiter: int) -> bool:
-    """Returns whether each quote encloses a whole field, or is doubled within a quoted field."""
+    """Returns whether each quote encloses a whole field, or is doubled within a quoted field.
+    `marks` has the bytes of the block, and `quotes` the positions of its quotes.
+    """
     if len(quotes) % 2:
         return False  # The last record continues in the next block.
     opens, closes = quotes[::2], quotes[1::2]

@@ -61,7 +61,7 @@ def csv(
     no names. With a dataclass, NamedTuple, Struct, Pydantic model or attrs class as `type`, each
     text is converted by the annotation of its field. `header` means that the first row of each file
     names the columns. `columns` names all columns if there is no header, otherwise the columns to
-    keep. A column cannot be kept if the header has its name twice. `follow`, `every`,
+    keep. A column whose name occurs twice in the header cannot be kept. `follow`, `every`,
     `discover_every`, `on_error` and `roll` work as in `lines`.
 
     As a sink it writes `part-<subtask>-<n>.csv`, each with a header if the first record has field

@@ -31,7 +31,9 @@ class FileAccess(Protocol):
         """Returns the names of the entries of a directory, sorted."""
 
     async def stats(self, paths: Sequence[str]) -> builtins.list[FileStat | None]:
-        """Returns size and modification time for each path, or None for a missing one."""
+        """Returns the size and the modification time of the file at each path, or None if there is
+        no file.
+        """
 
     async def exists(self, path: str) -> bool:
         """Returns whether a file or directory has this path."""
@@ -57,11 +59,15 @@ class FileAccess(Protocol):
         """Removes a file, complete or unfinished. Returns False if there was none."""
 
     def open_read(self, path: str) -> BinaryIO:
-        """Opens a file for reading. Blocks: only inside a function given to `Host.blocking`."""
+        """Opens a file for reading. This is a blocking call, so it is only made inside a function
+        that `Host.blocking` runs.
+        """
 
 
 def file_access(host: Host, path: str) -> FileAccess:
-    """Returns the access to the files at `path`."""
+    """Returns the access to the files at `path`: those of an object store for its URL, otherwise
+    those of the host.
+    """
     if not is_object_url(path):
         return host.fs
     from aioflow.io.files.object_files import ObjectFiles  # Its package is an extra.

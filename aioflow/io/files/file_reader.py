@@ -85,7 +85,9 @@ class Decoded:
 
     records: list[Any]
     starts: list[int] | None = None
-    """Line number of each record in the block. None means that record i is line i."""
+    """The line number of each record, counted from the start of the block. None means that record i
+    is line i.
+    """
     bad: list[Bad] = field(default_factory=list)
     used: int | None = None
     """Number of bytes that were decoded; None means all.
@@ -162,7 +164,7 @@ class FileReader(BaseReader[Any]):
         columnar: bool = False,
     ) -> None:
         """Makes a reader. `make_decoder(header)` returns a Decoder for one split; `header` may be
-        None. `columnar` means that it decodes into columns.
+        None. `columnar` means that the decoder makes columns.
         """
         self.columnar = columnar
         self._ctx = ctx
@@ -358,8 +360,9 @@ class FileReader(BaseReader[Any]):
         return records if start == 0 and end == len(records) else records[start:end]
 
     def _report_bad(self, page: _Page, bad: list[Bad], start: int, end: int) -> int:
-        """Reports the malformed lines before record `end`. Returns the record before which the poll
-        must stop: `end`, or an earlier one if a malformed line fails the job.
+        """Reports the malformed lines `bad` that lie between the records `start` and `end` of the
+        page. Returns the record before which the poll must stop: `end`, or an earlier record if a
+        malformed line fails the job.
         """
         while page.bad_next < len(bad) and bad[page.bad_next].after <= end:
             one = bad[page.bad_next]
@@ -421,7 +424,9 @@ class _Followed:
     head: bytes = b""
     """The first bytes of the file that were read, at most `HEAD_BYTES`."""
     restored: tuple[int, bytes] | None = None
-    """Length and digest of the head in the checkpoint, until the file was compared with them."""
+    """Length and digest of the file's first bytes in the checkpoint. None once the file was
+    compared with them.
+    """
 
 
 class FollowReader(FileReader):
@@ -443,7 +448,7 @@ class FollowReader(FileReader):
         self._split: Split | None = None
         self._known: dict[str, _Followed] = {}
         self._doubted: list[str] = []
-        """Files that the last look did not find."""
+        """Known files that the last search did not find."""
         self._is_missed = False
         """Whether the warning that no file exists was logged."""
 
@@ -538,7 +543,9 @@ class FollowReader(FileReader):
     async def _moved(
         self, missing: list[str], candidates: list[tuple[FilePart, tuple[int, int]]]
     ) -> dict[str, str]:
-        """Returns the new name of each of the `missing` files that is among `candidates`."""
+        """Returns the new names, by old name, of those `missing` files that are among
+        `candidates`.
+        """
         moved: dict[str, str] = {}
         for id_ in missing:
             known = self._known[id_]
@@ -557,7 +564,9 @@ class FollowReader(FileReader):
         return moved
 
     def _rename(self, missing: list[str], moved: dict[str, str], others: list[str]) -> None:
-        """Updates the progress of the `missing` files, which were renamed, replaced or removed."""
+        """Updates the progress of the `missing` files. `moved` maps the old name of a renamed file
+        to its new name, and `others` has the names of replaced files. The rest was removed.
+        """
         states = {id_: self._forget(id_) for id_ in missing}
         for id_, state in states.items():
             known = state[0]

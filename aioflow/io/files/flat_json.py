@@ -40,7 +40,7 @@ _LITERAL_MAX = 256
 """Maximum length of the bytes between two values. The padding after the block is longer."""
 
 LONG_SHARE = 8
-"""At most one text in this many may be empty or longer than a word of eight bytes."""
+"""Of this many texts, at most one may be empty or longer than a word of eight bytes."""
 
 _WORD = 8
 _DIGITS_MAX = 15
@@ -83,8 +83,8 @@ class _Block(NamedTuple):
 
 
 class FlatLines:
-    """A reader of blocks of flat JSON lines. `hints` contains the type of each field of a record:
-    str, int or float.
+    """A reader of blocks of flat JSON lines. `hints` maps the name of each field of a record to its
+    type: str, int or float.
     """
 
     def __init__(self, hints: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class FlatLines:
         self._texts = {name: _Texts() for name, hint in hints.items() if hint is str}
 
     def read(self, data: bytes, made: RecordColumns) -> ColumnBatch | None:
-        """Decodes `data`, which has whole lines, to a batch with the columns that `made` names.
+        """Decodes `data`, a block of whole lines, to a batch of columns, which `made` builds.
 
         Returns None if the lines cannot be decoded this way.
         """
@@ -197,8 +197,8 @@ def _block(data: bytes) -> _Block | None:
 def _places(block: _Block, literals: list[bytes]) -> list[np.ndarray] | None:
     """Returns the position of each of `literals` in each line.
 
-    Returns None unless each line has all literals, in order, and no other quotes. The lines
-    together have just as many quotes as their literals, so no quote belongs to a value.
+    Returns None unless each line has all literals, in order, and no other quotes. All lines
+    together have just as many quotes as their literals, so no value contains a quote.
     """
     starts, stops, quotes = block.starts, block.stops, block.quotes
     each = sum(literal.count(b'"') for literal in literals)

@@ -88,8 +88,8 @@ class _Known:
     be opened.
     """
     splits: list[Split] = field(default_factory=list)
-    """The splits for these parts, or for the rest of the file if a checkpoint divided it
-    differently.
+    """The splits for `parts`. If a checkpoint divided the file differently, the splits for the rest
+    of the file.
     """
     is_told: bool = False
     """Whether the warning that the file changes was logged."""
@@ -122,11 +122,11 @@ class FoundFiles:
         self._what = what
         self._follow = follow
         self._known: dict[str, _Known] = {}
-        """Known files by the path under which they were found."""
+        """Maps the path under which a file was found to what is known about it."""
         self._spelled: dict[str, str] = {}
-        """Normalised path -> the first path that was found for it."""
+        """Maps a normalised path to the first path that was found for it."""
         self._former: dict[str, list[tuple[Any, ...]]] = {}
-        """Normalised path -> the parts of the file in the restored checkpoint."""
+        """Maps a normalised path to the parts of the file in the restored checkpoint."""
         self._is_missed = False
         self._is_told_of_new = False
 
@@ -353,10 +353,10 @@ def _seen(parts: Sequence[Any], stat: FileStat) -> Sequence[Any]:
 
 
 def _seen_of(payload: Any) -> tuple[int, int] | None:
-    """Returns the size and modification time of the file that a split's payload contains, or None
-    if it has none.
+    """Returns the size and the modification time of the file from the payload of a split, or None
+    if the payload lacks them.
 
-    A source that follows its files has no parts. Its reader stores both itself.
+    A source that follows its files has no parts. Its reader stores the size and the time itself.
     """
     if payload is None:
         return None
@@ -366,7 +366,7 @@ def _seen_of(payload: Any) -> tuple[int, int] | None:
 
 def _between(former: list[tuple[int, int | None]], any_part: Part) -> list[Part]:
     """Returns parts for the ranges of a file that are not in `former`: the gaps, and the rest after
-    the last range.
+    the last range. They are copies of `any_part` with another range.
     """
     left, reached = [], 0
     for start, end in former:
@@ -411,7 +411,7 @@ class FileConnector(BaseSource[T], BaseSink[Any]):
 
     def refuse_sink(self, sink: object) -> None:
         """Raises GraphError if this source would find the files of `sink`, which is downstream of
-        it.
+        the source.
 
         The source would read its own output forever, because it searches for files repeatedly.
         """

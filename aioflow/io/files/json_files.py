@@ -307,12 +307,12 @@ class FlatPause:
         self._length = 0
 
     def is_over(self) -> bool:
-        """Returns whether to try the next block."""
+        """Returns whether to try flat decoding for the next block."""
         self._left -= 1
         return self._left < 0
 
     def tried(self, *, failed: bool) -> None:
-        """Notes whether an attempt failed."""
+        """Notes that flat decoding was tried, and whether it failed."""
         self._length = min(2 * self._length + 1, FLAT_PAUSE_MAX) if failed else 0
         self._left = self._length
 

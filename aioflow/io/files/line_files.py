@@ -122,9 +122,9 @@ class Files(FileConnector[T]):
         """Makes the connector of the format that `function` names.
 
         `column_decoder` makes a decoder into columns, if the format has one. `narrows` means that
-        this decoder can skip columns. `no_columns` is the text for `explain()` if there are no
-        columns: the reason, and advice. `stands_in` has the fields of the records, if `decoder` can
-        make simpler objects with the same fields.
+        this decoder can skip columns. `no_columns` is the reason, with advice, that `explain()`
+        shows if the format has no columns. `stands_in` has the fields of the records, if `decoder`
+        can make simpler objects with the same fields.
         """
         self._path = checked_place(path, function)
         place = f"{function}({str(self._path)!r})"
@@ -164,7 +164,7 @@ class Files(FileConnector[T]):
         self.side_outputs: tuple[OutputTag[Any], ...] = (
             (on_error,) if isinstance(on_error, OutputTag) else ()
         )
-        """The side output of malformed lines, if there is one."""
+        """The tag of the side output for malformed lines; empty if there is none."""
 
     def __repr__(self) -> str:
         return f"{self._function}({str(self._path)!r})"

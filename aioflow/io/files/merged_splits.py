@@ -79,7 +79,7 @@ class MergedSplits(Generic[BlockT, FileT]):
         """Splits whose last block was read."""
         self._current: str | None = None
         self._until = 0
-        """The event time up to which the current split stays current."""
+        """The event time up to which the current split is read before another one."""
 
     def __len__(self) -> int:
         return len(self._splits)
@@ -125,7 +125,7 @@ class MergedSplits(Generic[BlockT, FileT]):
         return current
 
     def _front(self, count: int) -> list[str]:
-        """Returns the `count` splits with the least event times, in that order."""
+        """Returns the `count` splits with the least event times, in the order of event time."""
         found: list[tuple[int, int, str]] = []
         while self._order and len(found) < count:
             entry = heappop(self._order)
@@ -193,8 +193,9 @@ class MergedSplits(Generic[BlockT, FileT]):
     ) -> None:
         """Reads the splits to their end, a few blocks ahead of `take`.
 
-        `read(split, file, is_new)` reads the next block. `emitted()` returns the split of the block
-        that is being emitted. `closed(split_id)` is called after a file was closed before its end.
+        `read(split, file, is_new)` reads the next block; `is_new` means that the file was just
+        opened. `emitted()` returns the id of the split whose block is being emitted, or None.
+        `closed(split_id)` is called after a file was closed before its end.
         """
         while self:
             split = self.next_to_read()

@@ -62,7 +62,9 @@ class StoreError(ConnectionError):
 
 @contextmanager
 def _named(what: str, url: str) -> Iterator[None]:
-    """Within the block, replaces an error of the store by an OSError that names `url`."""
+    """Within the block, replaces an error of the store by an OSError that names `url` and the
+    failed action `what`.
+    """
     try:
         yield
     except FileNotFoundError as error:

@@ -62,7 +62,7 @@ ABANDONED_MS = 600_000
 """Minimum time without a write after which a part of a run without checkpoints counts as abandoned.
 
 A running writer commits such a part when it is `RollPolicy.age_ms` old. A part is abandoned if it
-was not written to for twice that time, and at least for this minimum.
+was not written to for twice `age_ms`, and at least for this minimum.
 """
 
 _HIDDEN = re.compile(

@@ -187,7 +187,8 @@ def _files_of(paths: list[str], stats: list[FileStat | None]) -> dict[str, FileS
 async def _expand(
     host: Host, base: str, parts: list[str], above: tuple[FileStat, ...] = ()
 ) -> list[str]:
-    """Returns the existing paths that match `parts` below `base`.
+    """Returns the existing paths below the directory `base` that match `parts`, the names and
+    patterns between slashes.
 
     `above` has the directories that `**` has already passed through, because links may lead back to
     them.
@@ -252,8 +253,8 @@ async def cut(
 
 
 def respelled(ids: Sequence[str], path: str) -> list[str]:
-    """Returns the `ids` of parts with their paths made absolute or relative, as `path` is, and
-    normalised.
+    """Returns the `ids` of parts with their paths normalised, and made absolute or relative as
+    `path` is.
 
     An id stays unchanged if its new spelling is already in use.
     """
