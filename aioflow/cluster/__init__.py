@@ -1,4 +1,5 @@
-"""The roles of FLIP-6: who accepts jobs, who runs one, who runs its tasks.
+"""The roles of FLIP-6: the Dispatcher accepts jobs, a JobMaster runs one job, and TaskManagers run
+its tasks. The ResourceManager assigns their slots.
 
-One process is a cluster of one.
+A run in a single process is a cluster of one.
 """

@@ -1,8 +1,8 @@
 """Decides how many worker processes a job should have, by its load over a window of time.
 
-`Autoscaler` is what users give as `workers=`. `LoadWindow` decides and does nothing itself: samples
-go in, a number of workers comes out. One sample says how busy the workers are, and whether sources
-wait for room, so that a backlog grows outside of the job.
+`Autoscaler` is what users give as `workers=`. `LoadWindow` only decides: it takes samples and
+returns a number of workers. One sample says how busy the workers are, and whether sources wait for
+room, so that a backlog grows outside of the job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SAMPLES = 10
 """Number of samples in a window."""
 
 BEHIND_MS = 200.0
-"""Milliseconds per second that a source waits for room. Above this, the job counts as behind."""
+"""Milliseconds per second for which a source waits for room. Above this value, the job counts as
+behind."""
 
 PATIENCE_MAX = 64
 """Largest number of windows in a row for which fewer workers must suffice before workers are ended.
@@ -39,9 +40,9 @@ class Autoscaler:
     `flow.run(workers=af.Autoscaler(1, 8), checkpoints=...)` begins with `min` processes. The job is
     rescaled to more processes if the workers were busy for a larger share of a `window` than
     `target`, or if sources waited for room during most of it. It is rescaled to fewer processes if
-    these would be busy for at most the share `target`. The next change comes at least a window
-    later. If the job needs more workers again soon after it was rescaled to fewer, it waits longer
-    before it is next rescaled to fewer: 2, 4, and up to 64 windows.
+    the fewer processes would be busy for at most the share `target`. The next change comes at least
+    a window later. Sometimes the job needs more workers again soon after it was rescaled to fewer.
+    Then it waits 2, 4, and up to 64 windows before it is rescaled to fewer again.
     """
 
     min: int
@@ -73,14 +74,15 @@ class Autoscaler:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One sample. `busy`: share of their time that the workers work, 1 if they cannot do more."""
+    """One sample. `busy` is the share of their time in which the workers are busy; 1 means fully
+    loaded. `is_behind` tells whether a source waits for room."""
 
     busy: float
     is_behind: bool
 
 
 class LoadWindow:
-    """The samples of the last window."""
+    """The samples of the last window, and the decisions that follow from them."""
 
     def __init__(self, options: Autoscaler) -> None:
         self._options = options
@@ -91,7 +93,8 @@ class LoadWindow:
         self._windows_with_less = 0
         """Number of windows in a row, so far, for which fewer workers would have sufficed."""
         self._since_fewer: int | None = None
-        """Number of samples since the last change if it was to fewer workers, otherwise None."""
+        """Number of samples since the last change, if that change was to fewer workers; otherwise
+        None."""
 
     def observe(self, workers: int, load: Load) -> int | None:
         """Adds a sample. Returns the number of workers to rescale to, or None to keep the present
@@ -125,14 +128,15 @@ class LoadWindow:
         return wanted
 
     def _grows(self) -> None:
-        """Sets how long to wait before the next change to fewer workers."""
+        """Handles a change to more workers: sets how long to wait before the next change to
+        fewer."""
         if self._since_fewer is not None:
             soon = self._since_fewer <= 2 * self._patience * SAMPLES
             self._patience = min(2 * self._patience, PATIENCE_MAX) if soon else 1
         self._windows_with_less, self._since_fewer = 0, None
 
     def forget(self) -> None:
-        """Begins another window, because the job was restarted or changed otherwise."""
+        """Begins a new window, because the job was restarted or changed in another way."""
         self._samples.clear()
         self._windows_with_less = 0
 

@@ -1,8 +1,8 @@
 """One job in the JobManager: its JobMaster, its slots, and the processes that run its tasks.
 
-The JobMaster deploys as it would in one process; the TaskDeployer gets the slots for it. Tasks that
-cannot leave the submitting process run there. Every report of a TaskManager carries the token of
-its JobMaster; reports for an older JobMaster are dropped.
+The JobMaster deploys tasks as in a single process; the TaskDeployer gets the slots for them. Tasks
+that cannot leave the submitting process run in it. Every report of a TaskManager carries the token
+of its JobMaster; reports for an older JobMaster are dropped.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ SUSPEND_S = 5.0
 class ClusterJob:
     """A `JobRunner` of the Dispatcher.
 
-    `tasks` is the `TaskExecutorGateway` of its JobMaster, `deployer` has the slots for the tasks.
+    `tasks` is the `TaskExecutorGateway` of the JobMaster, and `deployer` holds the slots of the
+    tasks.
 
     `declare(job_id, slots)` tells the ResourceManager how many slots the job wants, and
-    `lose(worker_id, why)` that the job's process in that TaskManager counts as lost.
-    `on_over(job_id)` is called when the job no longer holds any resources here.
+    `lose(worker_id, why)` tells it that the job's process in that TaskManager counts as lost.
+    `on_over(job_id)` is called when the job no longer holds any resources in this process.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class ClusterJob:
         recovered: bool = False,
         group: OrderedTaskGroup | None = None,
     ) -> None:
-        """Makes a job. `content` is the job as TaskManagers load it. `group` runs the tasks of a
-        job whose `run` is not called.
+        """Makes a job. `content` is the encoded job that TaskManagers load. `group` is the task
+        group for background work of a job whose `run` is not called.
         """
         self.job_id = job_id
         self.token = token
@@ -120,7 +121,7 @@ class ClusterJob:
             self._overdue,
         )
         self.fenced_total = 0
-        """Dropped reports that were meant for another JobMaster of the job."""
+        """Number of dropped reports that were meant for another JobMaster of the job."""
         self.deployer = TaskDeployer(
             host,
             job,
@@ -151,7 +152,7 @@ class ClusterJob:
     ) -> ClusterJob:
         """Makes the job of a cluster.
 
-        Raises GraphError if the job needs its submitter, and the submitter is gone.
+        Raises GraphError if the job needs its submitter, but the submitter is gone.
         """
         shipped = load_job(job.graph)
         parallelism = {int(id_): n for id_, n in job.config.get("parallelism", {}).items()}
@@ -232,8 +233,8 @@ class ClusterJob:
     async def rescale_to(
         self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None = None
     ) -> None:
-        """Rescales the job to `graph`, its graph at another parallelism. The context `resources`
-        reserves the slots for it.
+        """Rescales the job to `graph`, the job's graph at another parallelism. The context manager
+        `resources` reserves the slots for it.
         """
         executions = self.job_master.executions
         if resources is None and not same_parallelism(graph, executions.graph):
@@ -319,7 +320,7 @@ class ClusterJob:
     def offered(
         self, worker_id: str, connection: RpcConnection, location: str, offers: Sequence[SlotOffer]
     ) -> tuple[Any, Any]:
-        """Handles the slots that a TaskManager offers, which opened the job at `location`.
+        """Handles the slots offered by a TaskManager that has opened the job at `location`.
 
         Returns the allocation ids of the accepted and of the rejected slots.
         """
@@ -399,9 +400,9 @@ class ClusterJob:
             self.tasks.taps.notify("metrics", self.all_metrics())
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
-        """Passes a batch of a subscription on, or the reason why it cannot be sent.
+        """Passes a batch of a subscription on, or the reason `refused` why it cannot be sent.
 
-        If the tap may miss rows, rows for a slow reader are counted and dropped.
+        If the tap may miss rows, rows for a slow reader are dropped and counted.
         """
         self.tasks.taps.tapped(tap_id, content, rows, missed, refused)
 
@@ -431,7 +432,8 @@ class ClusterJob:
         )
 
     def progress(self) -> tuple[int, int, int, int]:
-        """Returns (running tasks, finished tasks, all tasks, slots that the job waits for)."""
+        """Returns the numbers of running tasks, of finished tasks, of all tasks, and of slots that
+        the job waits for."""
         states = [execution.state for execution in self.job_master.executions.executions.values()]
         running, finished = (
             states.count(ExecutionState.RUNNING),
@@ -445,14 +447,15 @@ class ClusterJob:
         return str(self._shipped.options.state_backend)
 
     def worker_at(self, location: str) -> str:
-        """Returns the TaskManager that runs, or ran, tasks of this job at `location`.
+        """Returns the id of the TaskManager that runs, or ran, tasks of this job at `location`.
 
         Empty if there was none.
         """
         return self.tasks.peers.worker_at(location)
 
     def location_of(self, worker_id: str) -> str:
-        """Returns where a TaskManager runs tasks of this job; empty if it runs none."""
+        """Returns the address at which a TaskManager runs tasks of this job; empty if it runs
+        none."""
         return self.tasks.peers.location_of(worker_id)
 
     # Calls of the submitter.
@@ -460,7 +463,8 @@ class ClusterJob:
     def submitter_returned(self, submitter: Submitter) -> None:
         """Handles the return of the process that submitted the job.
 
-        A process that runs a part of the job returns too late: the job is being cancelled.
+        A submitter that runs a part of the job returns too late, because the job is being cancelled
+        already.
         """
         if submitter.location or self._over:
             return
@@ -485,7 +489,7 @@ class ClusterJob:
             self.cancel()
 
     def add_remote_tap(self, place: TapPlace, tap_id: int, may_miss: bool) -> Awaitable[bool]:
-        """Adds a tap for another process. Returns once all TaskManagers of the job have it."""
+        """Adds a tap for another process. Returns once all TaskManagers of the job have the tap."""
         return wait_all(self.tasks.taps.add(place, tap_id, may_miss))
 
     def remove_remote_tap(self, place: TapPlace, tap_id: int) -> None:
@@ -506,7 +510,8 @@ class ClusterJob:
     # Messages to the submitter.
 
     def _publish(self) -> None:
-        """Publishes in the next loop turn, so that many changes become one message."""
+        """Publishes the state of the job in the next loop turn, so that many changes become one
+        message."""
         if not self._publishing and self.tasks.taps.submitter is not None:
             self._publishing = True
             asyncio.get_running_loop().call_soon(self._publish_now)

@@ -1,25 +1,28 @@
-"""Python's garbage collector, set for a process that runs flows: it freezes long-lived state.
+"""Configures Python's garbage collector for a process that runs flows, and freezes long-lived
+objects.
 
 Workers use these settings, `af.run` uses them until its flow ends, and a service from its call of
 `af.tune_gc` on.
 
 A full collection walks every container in the process, at 20 to 90 ns each. With ten million
-accumulators it blocks the loop for most of a second. Python starts one each time the number of
-containers has grown by a quarter. So objects that survive a slow full collection are frozen, and
-the next collection walks new objects only.
+accumulators it blocks the loop for most of a second. Python starts a full collection each time the
+number of containers has grown by a quarter. So objects that survive a slow full collection are
+frozen, and the next collection walks new objects only.
 
-Objects that become cyclic garbage after they were frozen would never be found. So from time to time
-a complete collection walks everything. In a process that makes such garbage it runs once the frozen
-part has doubled. It runs much later in a process whose collections find next to none. Such a
-process typically holds plain values as state, and it is the one with large state.
+Frozen objects that later become cyclic garbage would never be found. So from time to time a
+complete collection walks everything. In a process that makes such garbage, the complete collection
+runs once the frozen part has doubled. It runs much later in a process whose collections find next
+to no garbage. Processes with large state are typically of this kind, because they hold plain
+values.
 
 A young collection walks the objects made since the last one. The interpreter starts one when
-allocations exceed deallocations by ten thousand. If each record replaces an accumulator, that never
-happens, or only after a second of records. By then the objects are out of the processor's cache,
-and the collection takes 60 ms. So this module collects the young generation itself every fifty
-milliseconds, while most of it is still cached. If fewer than ten thousand objects are made in that
-time, the interpreter never collects the older generations either. So this module also runs full
-collections from time to time.
+allocations exceed deallocations by ten thousand. If each record replaces an accumulator,
+allocations hardly exceed deallocations, so the interpreter starts no young collection for a second
+or more. By then the objects are out of the processor's cache, and the collection takes 60 ms. So
+this module collects the young generation itself every fifty milliseconds, while most of these
+objects are still cached. If fewer than ten thousand objects are made in that time, the interpreter
+never collects the older generations either. So this module also runs full collections from time to
+time.
 
 The state of an ended task, such as one that restarts, becomes cyclic garbage too. `look_everywhere`
 requests a collection that finds it.
@@ -59,19 +62,19 @@ logger = logging.getLogger(__name__)
 COLLECTED_AFTER = (10_000, 10, 2)
 """Thresholds of the interpreter's collector in a worker process.
 
-A batch makes thousands of tuples that live until the next one, and a window as many accumulators.
-With Python's own (700, 10, 10) a window of rows costs a ninth more. A full collection comes after
-300,000 surviving objects, and walks no more than those, in 30 to 40 ms. A process that the engine
-does not own keeps its thresholds.
+A batch makes thousands of tuples that live until the next batch, and a window makes as many
+accumulators. With Python's own thresholds (700, 10, 10), a window of rows costs a ninth more. With
+these, a full collection comes after 300,000 surviving objects, and walks only them, in 30 to 40 ms.
+A process that the engine does not own keeps its thresholds.
 """
 
 FREEZE_FROM_NS = 5_000_000
-"""Duration of a full collection from which its survivors are frozen. A faster one does not disturb
-the loop.
+"""If a full collection takes at least this long, its survivors are frozen. A faster collection does
+not disturb the loop.
 """
 
 COMPLETE_FROM_NS = 100_000_000
-"""Minimum walking time of the frozen part before it is walked again."""
+"""Walking time of the frozen part from which a complete collection may walk it again."""
 
 LATER = 16
 """Growth factor of the frozen part in a process that makes next to no cyclic garbage."""
@@ -101,9 +104,9 @@ class Generations(Protocol):
 
 
 class Collector:
-    """Observes each collection and decides what the next ones walk.
+    """Observes each collection, and decides which objects the next collections walk.
 
-    `hear` goes into `gc.callbacks`.
+    The method `hear` has to be added to `gc.callbacks`.
     """
 
     def __init__(self, perf_ns: Callable[[], int], generations: Generations = gc) -> None:
@@ -114,17 +117,20 @@ class Collector:
         self._makes_garbage = False
         """Whether collections find cyclic garbage."""
         self._aside_ns = 0
-        """Time of the full collections since the last complete one whose survivors were frozen."""
+        """Time in ns of the full collections since the last complete one, as far as their survivors
+        were frozen."""
         self._complete_ns = COMPLETE_FROM_NS
-        """Duration of the last complete collection, at least `COMPLETE_FROM_NS`."""
+        """Duration of the last complete collection in ns, at least `COMPLETE_FROM_NS`."""
         self._must_be_complete = False
 
     def look_everywhere(self) -> None:
-        """Makes the next full collection complete: many frozen objects may be garbage now."""
+        """Makes the next full collection a complete one, because many frozen objects may be garbage
+        now."""
         self._must_be_complete = True
 
     async def collect(self) -> None:
-        """Runs for ever: collects the young generation often, all generations from time to time."""
+        """Collects the young generation often, and all generations from time to time. Runs until
+        cancelled."""
         while True:
             for _ in range(round(FULL_EVERY_S / YOUNG_EVERY_S) - 1):
                 await asyncio.sleep(YOUNG_EVERY_S)
@@ -178,15 +184,15 @@ def collector_of_process() -> Collector | None:
 def tune_gc() -> None:
     """Sets Python's garbage collector for a process that holds many objects and runs flows.
 
-    Python's own settings walk all objects of the process again and again, because flows make many.
-    This function collects once and freezes what is left, so that later collections walk new objects
-    only. From then on objects that survive a slow full collection are frozen, too. Frozen objects
-    are walked again from time to time, so cyclic garbage among them is still freed. Objects without
-    cycles are freed at once, as always. The settings hold until the process ends; another call
-    freezes what was made since.
+    With Python's own settings, the collector walks all objects of the process again and again,
+    because flows make many objects. This function collects once and freezes the remaining objects,
+    so that later collections walk new objects only. From then on objects that survive a slow full
+    collection are frozen, too. Frozen objects are walked again from time to time, so cyclic garbage
+    among them is still freed. Objects without cycles are freed at once, as always. The settings
+    hold until the process ends; another call freezes the objects that were made since.
 
-    `af.run`, `aioflow run` and workers choose these settings by themselves. Inside of a service
-    they change nothing without this call.
+    `af.run`, `aioflow run` and workers choose these settings by themselves. In a service that runs
+    flows itself, nothing changes without this call.
     """
     if collector_of_process() is None:
         # The collection below walks everything, so the next complete one is not due soon.
@@ -200,7 +206,7 @@ def tune_gc() -> None:
 def tuned_gc(who: str) -> Iterator[None]:
     """Sets the collector of this process inside the block, and restores it afterwards.
 
-    The settings of a program that has chosen its own, or has called `tune_gc`, stay as they are.
+    If the program has chosen settings of its own, or has called `tune_gc`, they stay as they are.
     `who` is the beginning of the log record.
     """
     before = gc.get_threshold()

@@ -1,4 +1,5 @@
-"""Deploys the tasks of one job: gets slots for them, and submits each to the process of its slot.
+"""Deploys the tasks of one job: gets slots for them, and submits each task to the process that has
+its slot.
 
 The SlotScheduler decides; this module carries out its decisions. Tasks that the JobMaster deploys
 in one turn wait here until there are slots for all of them. Each descriptor then gets the locations
@@ -43,16 +44,16 @@ __all__ = ["TaskDeployer"]
 SUBMIT_S = 300.0
 """Maximum time for a process to answer a deployment.
 
-A function may block the event loop of the process meanwhile: loading a large model takes minutes.
+A function may block the event loop of the process meanwhile; loading a large model takes minutes.
 """
 
 
 class TaskDeployer:
     """The slots of one job, and the tasks that wait for them.
 
-    `declare(slots)` tells the ResourceManager how many slots the job wants.
-    `failed(attempt, error)` reports a task that cannot be deployed, or has lost its slot.
-    `overdue(worker_id, attempt, why)` is called for a process that does not answer a deployment.
+    `declare(slots)` tells the ResourceManager how many slots the job wants. `failed(attempt,
+    error)` reports a task that cannot be deployed, or has lost its slot. `overdue(worker_id,
+    attempt, why)` is called if a process does not answer the deployment of `attempt`.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class TaskDeployer:
         self._job_id = job_master.executions.job_id
         self._scheduler = SlotScheduler(self._job_id, job.graph)
         self._rescales = 0
-        """Number of rescalings that the scheduler knows of."""
+        """Number of rescalings of the job that the scheduler has been informed of."""
         self._adaptive = AdaptiveParallelism(
             job_master.executions,
             job_master.rescale,
@@ -94,13 +95,14 @@ class TaskDeployer:
             can_grow=can_grow,
         )
         self._waiting: list[TaskDeploymentDescriptor] = []
-        """Tasks deployed in this turn of the loop."""
+        """Tasks that were given to `deploy` in this turn of the loop."""
         self._requests: dict[int, list[TaskDeploymentDescriptor]] = {}
         """Tasks that wait for slots, by the number of the request."""
         self._reserved: asyncio.Future[None] | None = None
-        """Done once the slots of a rescaling are there. None if no rescaling is under way."""
+        """Future that is done once the slots of a rescaling are there. None if no rescaling is
+        under way."""
         self._early_loss: Broken | None = None
-        """Loss of a worker before the job asked for slots."""
+        """The loss of a worker before the job asked for slots; None if there was none."""
         self._over = False
 
     @property
@@ -123,8 +125,8 @@ class TaskDeployer:
                 self._carry_out(self._scheduler.withdraw(number))
 
     def finished(self, attempt: ExecutionAttemptId) -> None:
-        """Gives back the slot of a finished task. If the region of the task restarts, it requests a
-        slot again.
+        """Gives back the slot of a finished task. If the region of the task restarts, the task
+        requests a slot again.
         """
         if not self._over:
             subtask = attempt.vertex_id, attempt.subtask_index
@@ -158,7 +160,8 @@ class TaskDeployer:
             self._carry_out(self._scheduler.slot_lost(worker_id, allocation_id))
 
     def worker_lost(self, worker_id: str, loss: Broken | None) -> None:
-        """Handles the loss of a process with its slots. `loss`: why its tasks are lost."""
+        """Handles the loss of a process with its slots. `loss` is the reason, given as the error of
+        its tasks."""
         self._carry_out(self._scheduler.worker_lost(worker_id), loss)
 
     def rescaled(self) -> None:
@@ -187,10 +190,11 @@ class TaskDeployer:
                 self._carry_out(self._scheduler.reserve(self._adaptive.slots_wanted))
 
     def no_resources(self, available: int, existing: int) -> bool:
-        """Handles a shortage of slots. Returns whether to log a warning.
+        """Handles a shortage of slots: the job can get only `available` slots. Returns whether to
+        log a warning.
 
-        A job whose tasks all wait begins at a lower parallelism that fits its slots. If it has too
-        few slots for any parallelism, it waits in line, provided that `existing`, the number of all
+        A job whose tasks all wait begins at a lower parallelism that fits its slots. If its slots
+        suffice for no parallelism, it waits in line, provided that `existing`, the number of all
         slots of the cluster, would suffice.
         """
         waits = bool(self._requests) or self._reserved is not None
@@ -211,7 +215,7 @@ class TaskDeployer:
         return waits
 
     def _refuse_slots(self, why: str) -> None:
-        """Ends a rescaling that waits for slots."""
+        """Fails a rescaling that waits for slots, with the reason `why`."""
         if self._reserved is not None and not self._reserved.done():
             name = self._job_master.executions.graph.name
             self._reserved.set_exception(RescaleError(f"job {name!r} goes on as it was: {why}"))
@@ -220,7 +224,7 @@ class TaskDeployer:
         """Handles the loss of a worker of this job alone before tasks were deployed to it.
 
         The tasks that wait for slots fail, so that the restart policy decides. If the job has not
-        asked for slots yet, its tasks will fail when it does, with the first of these losses.
+        asked for slots yet, its tasks fail when it asks, with the first loss as their error.
         """
         asks_soon = bool(self._waiting) or self._job_master.status is JobStatus.CREATED
         if not self._requests and asks_soon:
@@ -269,8 +273,8 @@ class TaskDeployer:
             self._job_master.slot_is_there(descriptor.attempt, False)
 
     def _carry_out(self, instructions: Sequence[Instruction], loss: Broken | None = None) -> None:
-        """Carries out `instructions`. `loss` is the cause for the subtasks that they report as
-        lost.
+        """Carries out `instructions` of the scheduler. `loss` is the error of the subtasks that
+        they report as lost.
         """
         for instruction in instructions:
             match instruction:

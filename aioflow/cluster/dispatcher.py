@@ -1,4 +1,4 @@
-"""The front door: takes jobs, has each run by a JobMaster of its own, and survives them all.
+"""The front door of a cluster: accepts jobs, and lets a JobMaster of its own run each job.
 
     submit -> stored -> INITIALIZING -> a JobMaster runs it -> ended for good: remembered
            -> cleaned up -> forgotten by the store
@@ -44,11 +44,12 @@ logger = logging.getLogger(__name__)
 
 
 class DuplicateJobSubmission(JobError):
-    """A job with this id is running, or has ended for good. Submit under a new id."""
+    """The error for a job whose id is already running, or has ended for good. Submit the job under
+    a new id."""
 
 
 class UnknownJob(JobError):
-    """No running or remembered job has this id."""
+    """The error for an id that no running or remembered job has."""
 
 
 class JobRunner(Protocol):
@@ -59,15 +60,16 @@ class JobRunner(Protocol):
 
     @property
     def error(self) -> BaseException | None:
-        """Why the job failed."""
+        """The error that failed the job; None if it has not failed."""
 
     @property
     def stopped_with(self) -> str | None:
-        """URL of the savepoint that the job ended with."""
+        """URL of the savepoint with which the job ended; None if there is none."""
 
     @property
     def stop_error(self) -> BaseException | None:
-        """Why the savepoint at the end of the job could not be taken."""
+        """The reason why the savepoint at the end of the job could not be taken; None if there is
+        none."""
 
     async def run(self) -> JobStatus:
         """Runs the job to a terminal status.
@@ -81,9 +83,10 @@ class JobRunner(Protocol):
 
 
 JobMasterFactory = Callable[[PersistedJob, int, bool], Awaitable[JobRunner]]
-"""Makes the JobMaster of a job from (job, fencing token, whether the job is recovered).
+"""Function that makes the JobMaster of a job. Its arguments are the job, the fencing token, and
+whether the job is recovered.
 
-An exception fails the job.
+An exception of the function fails the job.
 """
 
 
@@ -91,8 +94,8 @@ An exception fails the job.
 class DispatcherOptions:
     """Options of a Dispatcher.
 
-    `archive_max`: number of ended jobs that stay listed; of older ones only the id is known.
-    `retry_s`: seconds before a failed write to the store is retried.
+    `archive_max` is the number of ended jobs that stay listed; of older jobs only the id is
+    remembered. `retry_s` is the time in seconds before a failed write to the store is retried.
     """
 
     archive_max: int = 100
@@ -103,7 +106,8 @@ class DispatcherOptions:
 class JobView:
     """A job in a listing.
 
-    Times are wall-clock times; `cause` is only set if the job ran in this process.
+    Times are wall-clock ms. `cause` is the exception that failed the job; it is only set if the job
+    ran in this process.
     """
 
     job_id: str
@@ -124,9 +128,10 @@ class _Managed:
     runner: JobRunner | None = None
     cancelled: bool = False
     cancelling: asyncio.Task[StaleLeader | None] | None = None
-    """Stores the cancellation, then cancels the job. Returns the error if that was refused."""
+    """Task that stores the cancellation, and then cancels the job. It returns the error if storing
+    was refused."""
     stop: Callable[[JobRunner], None] | None = None
-    """A stop request that came before the job had a runner."""
+    """A stop request that came before the job had a runner; None if there was none."""
 
     @property
     def status(self) -> JobStatus:
@@ -135,11 +140,13 @@ class _Managed:
         return JobStatus.CANCELLING if self.cancelled else JobStatus.INITIALIZING
 
     def is_cancelled(self) -> bool:
-        """Returns the current value; a method, because callers read it again after each await."""
+        """Returns whether the job was cancelled. This is a method because the value may change in
+        each await of the caller."""
         return self.cancelled
 
     def let_go(self, error: Exception) -> None:
-        """Fails the futures of callers that wait for the job: its end will not be known here."""
+        """Fails the futures of callers that wait for the job, because this process will not learn
+        its end."""
         for future in (self.accepted, self.over):
             if not future.done():
                 future.set_exception(error)
@@ -152,9 +159,11 @@ async def _nothing_to_clean(job: EndedJob) -> None:
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Use as `async with`, inside `LeaderElection.run`.
+    """Accepts jobs and runs each by a JobMaster. Use it as `async with`, inside
+    `LeaderElection.run`.
 
-    `clean_up` removes the leftovers of a job in other places. It may be called more than once.
+    `clean_up` removes the leftovers of an ended job outside the job store. It may be called more
+    than once for a job.
     """
 
     host: Host
@@ -205,11 +214,11 @@ class Dispatcher:
                 )
 
     async def submit(self, job: PersistedJob) -> None:
-        """Accepts a job. On return it is stored, and it runs even if this leader goes away.
+        """Accepts a job. On return the job is stored, and it runs even if this leader goes away.
 
-        A cancellation of the caller does not interrupt this.
-        Raises DuplicateJobSubmission once the job with this id is stored, StaleLeader, or the
-        OSError of a store that failed. After such an OSError the job does not run here.
+        A cancellation of the caller does not interrupt the submission. Raises
+        DuplicateJobSubmission once a job with this id is stored, StaleLeader if this leader was
+        replaced, or OSError if the store failed. After such an OSError the job does not run here.
         """
         self.leadership.check()
         known = self._jobs.get(job.job_id)
@@ -230,7 +239,7 @@ class Dispatcher:
         await asyncio.shield(managed.accepted)
 
     def jobs(self) -> list[JobView]:
-        """Returns running jobs in order of submission, then ended ones, newest last."""
+        """Returns running jobs in order of submission, then ended jobs, newest last."""
         return [self._view_of(managed) for managed in self._jobs.values()] + list(
             self._archive.values()
         )
@@ -238,7 +247,8 @@ class Dispatcher:
     def job(self, job_id: str) -> JobView:
         """Returns one job.
 
-        Raises UnknownJob, also if it ended so long ago that only its id is remembered.
+        Raises UnknownJob if no job has this id, or if the job ended so long ago that only its id is
+        remembered.
         """
         managed = self._jobs.get(job_id)
         if managed is not None:
@@ -266,9 +276,9 @@ class Dispatcher:
     async def cancel(self, job_id: str) -> None:
         """Ends a job without a result; an ended job stays as it is.
 
-        The cancellation is stored, so the next leader does not run the job again. A cancellation of
-        the caller does not interrupt it: half a cancellation would block the next caller.
-        Raises UnknownJob, StaleLeader.
+        The cancellation is stored, so the next leader does not run the job again. If the caller is
+        cancelled meanwhile, the call still completes: a half-done cancellation would block the next
+        caller. Raises UnknownJob or StaleLeader.
         """
         managed = self._jobs.get(job_id)
         if managed is None:
@@ -311,11 +321,10 @@ class Dispatcher:
         savepoint: bool = True,
         directory: str | None = None,
     ) -> None:
-        """Ends the sources of a job where they are; with `drain` event time ends too.
+        """Ends the sources of a job at their present positions; with `drain` event time ends too.
 
-        See `JobMaster.stop`.
-        Raises UnknownJob, or CheckpointError for a `directory` if the job has no checkpoints, even
-        before the job has a runner.
+        See `JobMaster.stop`. Raises UnknownJob. Raises CheckpointError if `directory` is given for
+        a job without checkpoints, even before the job has a runner.
         """
 
         def stop(runner: JobRunner) -> None:
@@ -340,7 +349,8 @@ class Dispatcher:
     async def keep(self, job_id: str, **config: Any) -> None:
         """Stores changed settings of a running job, with which the next leader recovers it.
 
-        A failure of the store is only logged, because the job runs on here. Raises StaleLeader.
+        A failure of the store is only logged, because the job goes on in this process. Raises
+        StaleLeader if this leader was replaced.
         """
         managed = self._jobs.get(job_id)
         if managed is None or managed.cancelled:
@@ -385,7 +395,8 @@ class Dispatcher:
     async def _run(self, managed: _Managed, recovered: bool) -> None:
         """Runs a job from INITIALIZING to its end.
 
-        A cancellation of this task suspends the job: it stores no end and removes nothing.
+        If the asyncio task that runs this is cancelled, the job is suspended: no end is stored and
+        nothing is removed.
         """
         try:
             status, cause = await self._run_job_master(managed, recovered)
@@ -434,7 +445,7 @@ class Dispatcher:
     async def _finish_clean_up(self, job: EndedJob) -> None:
         """Cleans up after a job, then makes the store forget it.
 
-        After a failure the next leader repeats it, since the store still has the job.
+        After a failure the next leader repeats the clean-up, because the store still has the job.
         """
         try:
             await self.clean_up(job)
@@ -452,7 +463,8 @@ class Dispatcher:
             )
 
     async def _stored(self, write: Callable[[], Awaitable[None]], what: str) -> None:
-        """Writes until the store accepts: without a stored end the job would run again."""
+        """Repeats `write` until the store accepts it. The reason is that without a stored end the
+        job would run again."""
         while True:
             try:
                 await write()
@@ -487,7 +499,7 @@ class Dispatcher:
 
 
 def _told(error: BaseException) -> str:
-    """Formats an error and its notes, one per line. The notes say where it happened."""
+    """Formats an error and its notes, one per line. The notes say where the error happened."""
     notes = (note.removeprefix("aioflow: ") for note in getattr(error, "__notes__", ()))
     return "\n".join([f"{type(error).__name__}: {message_of(error)}", *notes])
 

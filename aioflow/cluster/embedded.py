@@ -1,9 +1,10 @@
-"""`workers=N`: one job, run by a JobManager inside the program, over worker processes.
+"""`workers=N`: runs one job in worker processes, with a JobManager inside the program.
 
-The workers are TaskManagers that a provider starts. The JobMaster, the ResourceManager and the
-tasks that cannot leave the program run in its loop: collected results, pushed inputs, functions as
-sinks. The JobMaster reaches these tasks by direct calls, and all others as in any cluster. The job
-has no leader election and no store of jobs: it ends with the program.
+The workers are TaskManagers that a provider starts. The JobMaster, the ResourceManager, and the
+tasks that cannot leave the program run in the program's loop. These tasks are collected results,
+pushed inputs and functions as sinks. The JobMaster reaches these tasks by direct calls, and all
+others as in any cluster. The job has no leader election and no store of jobs: it ends with the
+program.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ CLOSE_TIMEOUT_S = RESOURCES_CLOSE_S + 5.0
 
 
 class EmbeddedCluster(RunningJob):
-    """Runs one job over `count` worker processes."""
+    """Runs one job in `count` worker processes."""
 
     job_master: JobMaster
     task_executor: PlacedTasks
@@ -128,14 +129,15 @@ class EmbeddedCluster(RunningJob):
         self._workers, self._slots = count, slots
         self._ratio_of_workers = count
         self._ratio_of_parallelism = parallelism_of_flow(graph)
-        """Parallelism of the flow for `_ratio_of_workers` processes, as the user last gave both."""
+        """Parallelism of the flow that belongs to `_ratio_of_workers` processes. The user last gave
+        this pair of numbers."""
 
     # Life cycle.
 
     async def run(self) -> JobStatus:
-        """Starts the workers, deploys, and waits for the end.
+        """Starts the workers, deploys the job, and waits for its end.
 
-        A cancellation cancels the job; no process outlives it.
+        Cancelling this call cancels the job. No worker process outlives the call.
         """
         failure: Exception | None = None
         status: JobStatus | None = None
@@ -230,9 +232,11 @@ class EmbeddedCluster(RunningJob):
 
     @asynccontextmanager
     async def _moved(self, graph: JobGraph, count: int) -> AsyncIterator[None]:
-        """Starts the workers that the rescaled job needs, and ends those that it needs no longer.
+        """Inside the block, the workers that the rescaled job needs are started. Workers that it no
+        longer needs end once they are idle.
 
-        Processes with enough slots go on. If the block fails, the new ones end instead.
+        The present workers are kept if their slots suffice. If the block fails, the new workers end
+        instead.
         """
         needed, former, former_slots = slots_needed(graph), self._workers, self._slots
         there = {worker_id: slots for worker_id, slots, _ in self._resources.overview()}

@@ -95,9 +95,9 @@ class JobStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """Submit this attempt.
+    """Instruction to submit this attempt.
 
-    Instructions come producers first, so partitions exist before they are asked for.
+    Producers are deployed first, so that their partitions exist before consumers ask for them.
     """
 
     descriptor: TaskDeploymentDescriptor
@@ -105,14 +105,14 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class CancelTask:
-    """Cancel this attempt; `update` reports its end."""
+    """Instruction to cancel this attempt. The end of the task is reported to `update`."""
 
     attempt: ExecutionAttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRestart:
-    """Call `restart_due(region, epoch)` after `delay_s`."""
+    """Instruction to call `restart_due(region, epoch)` after `delay_s`."""
 
     region: int
     epoch: int
@@ -157,8 +157,8 @@ class _Region:
 class ExecutionGraph:
     """The executions of one job.
 
-    `splits` of each source vertex are distributed once, round robin, and kept over restarts. After
-    `restore` the restored splits replace them.
+    The splits of each source vertex are distributed once, round robin, and kept over restarts.
+    `restore` replaces them by the restored splits.
     """
 
     job_id: str
@@ -172,27 +172,27 @@ class ExecutionGraph:
     """Whether all tasks have ever run at the same time."""
     executions: dict[tuple[int, int], Execution] = field(default_factory=dict)
     locations: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(vertex, subtask) -> the location where it runs or will run.
+    """Maps (vertex, subtask) to the location where the subtask runs or will run.
 
-    The code that places subtasks fills it. Empty in one process.
+    The code that places subtasks fills this mapping, which is empty in a single process.
     """
     _splits: Mapping[int, Sequence[Split]] = field(default_factory=dict)
     _restores: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)
     _restored_splits: Mapping[tuple[int, int], Sequence[Split]] = field(default_factory=dict)
     _regions: list[_Region] = field(default_factory=list)
     _next: JobGraph | None = None
-    """The graph of the tasks that are deployed next, while a rescaling is under way."""
+    """The graph that is deployed next, while a rescaling is under way; otherwise None."""
     refusal: InsufficientBuffers | None = None
     """Why the job went back to its former parallelism. None unless the last rescaling was undone.
     """
     _former: JobGraph | None = None
-    """The graph before a rescaling, until all tasks of the new graph have run."""
+    """The graph before a rescaling, until all tasks of the new graph have run; otherwise None."""
     _attempts_from: int = 0
     """First attempt number of subtasks that a rescaling adds."""
     _is_consequence: bool = False
     """Whether `failure` came from a task that was canceled without a request.
 
-    The next failure of a task then replaces it.
+    The next failure of a task then replaces `failure`.
     """
     _strategy: RestartStrategy = field(init=False)
 
@@ -244,7 +244,7 @@ class ExecutionGraph:
         self._restores, self._restored_splits = states, splits
 
     def start(self, splits: Mapping[int, Sequence[Split]]) -> list[Instruction]:
-        """Deploys everything. `splits`: by source vertex."""
+        """Deploys all tasks. `splits` holds the splits of each source, by vertex id."""
         assert self.status is JobStatus.CREATED, f"job {self.job_id} was started already"
         self._splits = splits
         self.status = JobStatus.RUNNING
@@ -258,7 +258,7 @@ class ExecutionGraph:
         now: float,
         jitter: float,
     ) -> list[Instruction]:
-        """Handles the report of a task on its state."""
+        """Handles the report of a task that its state is now `state`."""
         execution = self._current(attempt)
         if execution is None or execution.state.is_terminal:
             return []
@@ -303,7 +303,7 @@ class ExecutionGraph:
     ) -> list[Instruction]:
         """Handles a failure to read the state for a restart.
 
-        It counts as another failure, and the restart strategy decides about it.
+        This counts as another failure, and the restart strategy decides what follows.
         """
         if not self.awaits_restart(region_index, epoch):
             return []
@@ -408,7 +408,7 @@ class ExecutionGraph:
         )
 
     def has_finished(self, attempt: ExecutionAttemptId) -> bool:
-        """Returns whether `attempt` is the current one of its subtask and has FINISHED."""
+        """Returns whether `attempt` is the current attempt of its subtask and has FINISHED."""
         execution = self._current(attempt)
         return execution is not None and execution.state is ExecutionState.FINISHED
 
@@ -423,10 +423,10 @@ class ExecutionGraph:
         return execution if execution is not None and execution.attempt == attempt else None
 
     def slot_is_there(self, attempt: ExecutionAttemptId, there: bool) -> bool:
-        """Sets the state of `attempt`, which awaits deployment: DEPLOYING if its slot is there,
-        else SCHEDULED.
+        """Sets the state of `attempt`, which awaits deployment: DEPLOYING if `there`, so that its
+        slot is there, else SCHEDULED.
 
-        Returns whether that changed its state.
+        Returns whether this changed the state.
         """
         state = ExecutionState.DEPLOYING if there else ExecutionState.SCHEDULED
         execution = self._current(attempt)
@@ -438,7 +438,8 @@ class ExecutionGraph:
     def awaits_restart(self, region_index: int, epoch: int) -> bool:
         """Whether a restart is still valid.
 
-        It is invalid if the job is over, or if the region has failed again or started meanwhile.
+        The restart is invalid if the job is over, or if the region has failed again or started
+        meanwhile.
         """
         region = self._regions[region_index]
         return (
@@ -487,8 +488,8 @@ class ExecutionGraph:
         return self._restart(region, delay)
 
     def _on_further_failure(self, error: BaseException) -> list[Instruction]:
-        """Handles a failure of a region that is already ending. It is the root cause or a second
-        failure.
+        """Handles a failure in a region that is already ending. The failure is either the root
+        cause of the first one, or a second failure.
         """
         if not self._is_consequence:
             self._attach(error)
@@ -512,7 +513,7 @@ class ExecutionGraph:
         return self._cancel_all()
 
     def _is_final(self, error: BaseException) -> bool:
-        """Whether no restart can help, under any strategy."""
+        """Whether no restart can help after `error`, under any strategy."""
         # SystemExit and KeyboardInterrupt, which are no Exception, ask for the end of the job.
         # A JobManager outside the program knows the SystemExit of a TaskManager only by its name.
         # A value that cannot be encoded would be the same after a restart.
@@ -564,7 +565,8 @@ class ExecutionGraph:
                 self._adopt(region, graph)
 
     def _adopt(self, region: _Region, graph: JobGraph) -> None:
-        """Gives a region, whose tasks have all ended, the vertices and exchanges of `graph`."""
+        """Gives a region the vertices and exchanges of `graph`. All tasks of the region have
+        ended."""
         own = {vertex.id: graph.vertex(vertex.id) for vertex in region.vertices}
         newest = [execution.attempt.attempt for execution in self.executions.values()]
         self._attempts_from = max([self._attempts_from, *newest])
@@ -601,7 +603,8 @@ class ExecutionGraph:
         return [JobEnded(self.status, self.failure if self.status is JobStatus.FAILED else None)]
 
     def _attach_closing(self, error: BaseException) -> None:
-        """Adds the errors of closing a cancelled task to the root cause."""
+        """Adds the errors that a cancelled task raised while it was closed to the root cause, as
+        notes."""
         if not isinstance(error, ProducerFailed):
             self._attach(error, "a cancelled task failed while it was closed")
         elif self.failure is not None:
@@ -611,7 +614,7 @@ class ExecutionGraph:
     def _attach(
         self, error: BaseException, what: str = "another task failed at the same time"
     ) -> None:
-        """Adds a further failure to the root cause as a note."""
+        """Adds a further failure to the root cause as a note, which begins with `what`."""
         if self.failure is not None and error is not self.failure:
             told = "; ".join(
                 [f"{type(error).__name__}: {message_of(error)}", *getattr(error, "__notes__", ())]
@@ -645,7 +648,7 @@ class ExecutionGraph:
     # Deployment.
 
     def _deploy(self, vertices: Sequence[JobVertex]) -> list[Instruction]:
-        """Deploys producers first: it follows the topological order of the graph."""
+        """Deploys the tasks of `vertices`, producers first."""
         instructions: list[Instruction] = []
         wanted = {v.id for v in vertices}
         for vertex in self.graph.vertices:
@@ -659,7 +662,7 @@ class ExecutionGraph:
     def located(self, descriptor: TaskDeploymentDescriptor) -> TaskDeploymentDescriptor:
         """Returns `descriptor` with the current locations of its producers.
 
-        They were unknown when the descriptor was made.
+        The locations were unknown when the descriptor was made.
         """
         inputs = []
         for gate in descriptor.inputs:
@@ -693,7 +696,7 @@ class ExecutionGraph:
     def _partition(
         self, edge: JobEdge, vertex: JobVertex, attempt: ExecutionAttemptId
     ) -> ResultPartitionDescriptor:
-        """Describes what the subtask of `attempt` produces for `edge`."""
+        """Describes the partition that the subtask of `attempt` produces for `edge`."""
         reached = connected_subtasks(
             edge.partitioning.strategy,
             attempt.subtask_index,
@@ -710,7 +713,7 @@ class ExecutionGraph:
         )
 
     def _gate(self, edge: JobEdge, vertex: JobVertex, index: int) -> InputGateDescriptor:
-        """Describes what subtask `index` of `vertex` reads from `edge`."""
+        """Describes the input gate through which subtask `index` of `vertex` reads from `edge`."""
         producer = self.graph.vertex(edge.source)
         strategy = edge.partitioning.strategy
         channels = []
@@ -735,7 +738,8 @@ class ExecutionGraph:
 
 
 def _pipelined_regions(graph: JobGraph) -> list[list[JobVertex]]:
-    """Returns the connected components, each in topological order; all exchanges are pipelined."""
+    """Returns the connected components of the graph, each in topological order. All exchanges are
+    pipelined, so each component is a region."""
     component = {vertex.id: vertex.id for vertex in graph.vertices}
 
     def root(vertex_id: int) -> int:

@@ -1,8 +1,8 @@
-"""The interfaces between the roles, that of a provider of workers, and that of a running job.
+"""The interfaces of the roles to each other, of a provider of workers, and of a running job.
 
 The roles call each other directly in one process, and by RPC between processes. Every runner
-returns a `RunningJob`: `LocalCluster`, `EmbeddedCluster`, `RemoteRun` and `SparkRun`. Its defaults
-are those of a job without processes of its own.
+returns a `RunningJob`: `LocalCluster`, `EmbeddedCluster`, `RemoteRun` and `SparkRun`. The methods
+of `RunningJob` itself answer for a job without worker processes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = [
 ]
 
 OnMissed = Callable[[int, Exception | None], None]
-"""Called with the number of records that a watcher missed, and with the error if records cannot be
-encoded.
+"""Function that is called with the number of records that a watcher missed, and with the error (or
+None) if they cannot be encoded.
 """
 
 
@@ -59,9 +59,9 @@ class TapGateway(Protocol):
     ) -> Sequence[asyncio.Future[None]]:
         """Lets `tap` see the output of `place` in every subtask, now and after a restart.
 
-        With `on_missed`, records may be dropped while the way to `tap` is full. The tap is active
-        at once in this process. For each other process a future is returned, which is done when the
-        tap is active there, or the process is lost.
+        With `on_missed`, records may be dropped while the connection to the watcher is full. The
+        tap is active at once in this process. Returns a future for each other process of the job.
+        It is done when the tap is active there, or when that process is lost.
         """
 
     def remove_tap(
@@ -75,7 +75,7 @@ class TaskReader(TapGateway, Protocol):
     async def query_state(
         self, attempt: ExecutionAttemptId, node_id: int, query: Callable[[Any], Any]
     ) -> Any:
-        """Runs `query(keyed backend)` between two slices of the task and returns its result.
+        """Runs `query` on the keyed backend between two slices of the task, and returns the result.
 
         The result is Any because `query` chooses it.
         """
@@ -84,13 +84,13 @@ class TaskReader(TapGateway, Protocol):
 class TaskExecutorGateway(TaskReader, Protocol):
     """The requests of a JobMaster to a worker.
 
-    `fencing_token` is the JobMaster's; a stale one is refused.
+    `fencing_token` is the token of the JobMaster; a stale token is refused.
     """
 
     def submit_task(self, descriptor: TaskDeploymentDescriptor, fencing_token: str) -> None:
         """Deploys and starts a task.
 
-        Raises if the token is stale or the attempt is known already.
+        Raises an error if the token is stale, or if the attempt is known already.
         """
 
     def cancel_task(self, attempt: ExecutionAttemptId) -> None:
@@ -103,7 +103,7 @@ class TaskExecutorGateway(TaskReader, Protocol):
         """
 
     def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
-        """Tells every task of the job that checkpoint `checkpoint_id` and all before it are
+        """Tells every task of the job that checkpoint `checkpoint_id` and all earlier ones are
         durable.
         """
 
@@ -112,11 +112,12 @@ class TaskExecutorGateway(TaskReader, Protocol):
     ) -> None:
         """Tells tasks that a checkpoint will not complete.
 
-        `latest_completed`: id of the last checkpoint that completed.
+        `latest_completed` is the id of the last checkpoint that completed; None if there is none.
         """
 
     async def describe_checkpoint(self, attempt: ExecutionAttemptId, checkpoint_id: int) -> str:
-        """Returns the phase of a checkpoint in a task, and what the task does, for logs."""
+        """Returns the phase of a checkpoint in a task, and what the task is doing, in words for the
+        log."""
 
     def stop_sources(self, job_id: str, *, drain: bool) -> None:
         """Stops the sources of a job at their present positions. With `drain` event time ends
@@ -130,7 +131,7 @@ class TaskExecutorGateway(TaskReader, Protocol):
         """
 
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None:
-        """Sends more splits to a running source, which ignores those that it has already.
+        """Sends more splits to a running source, which ignores splits that it has already.
 
         Raises an error if the splits may not have arrived. The caller then sends them again.
         """
@@ -161,7 +162,7 @@ class JobMasterGateway(Protocol):
     ) -> None:
         """Reports that a subtask takes no part in a checkpoint.
 
-        `reason`: name of a `CheckpointFailureReason`.
+        `reason` is the name of a `CheckpointFailureReason`.
         """
 
     def end_of_data_reached(self, attempt: ExecutionAttemptId) -> None:
@@ -175,12 +176,12 @@ class JobMasterGateway(Protocol):
     ) -> None:
         """Calls `answer` with the state of a producer whose partition is missing.
 
-        A consumer whose partition is missing must know whether to ask again. After
-        Flink's requestPartitionProducerState.
+        A consumer that misses the partition must know whether to ask for it again. The design
+        follows Flink's requestPartitionProducerState.
         """
 
     def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
-        """Reports the event time that a source has reached, for sources aligned with it.
+        """Reports the event time that a source has reached, so that aligned sources can be limited.
 
         An operator that reads one input first reports MAX_WATERMARK once that input is read.
         """
@@ -204,7 +205,7 @@ class WorkerProvider(Protocol):
         """Number of slots of each worker."""
 
     def start_workers(self, count: int, failed: Callable[[], object]) -> None:
-        """Begins to start `count` workers.
+        """Begins to start `count` workers, and returns at once.
 
         `failed` is called once for each worker that will not register. It is safe to call from any
         thread.
@@ -216,8 +217,8 @@ class WorkerProvider(Protocol):
     def lost(self, worker_id: str, reason: str) -> Broken | None:
         """Notes that this worker is lost.
 
-        It may still run: end it to make room for its replacement. Returns the error of the tasks
-        that ran there, if the provider can say more than `reason`.
+        The worker may still run, so the provider ends it to make room for its replacement. Returns
+        the error of the tasks that ran there, if the provider can say more than `reason`.
         """
 
 
@@ -234,7 +235,7 @@ class JobMasterView(Protocol):
     def executions(self) -> ExecutionGraph: ...
     @property
     def timestamps_ms(self) -> Mapping[JobStatus, int]:
-        """When the job last entered each state."""
+        """Wall-clock time in ms at which the job last entered each status."""
 
     @property
     def history(self) -> JobHistory: ...
@@ -244,23 +245,25 @@ class JobMasterView(Protocol):
     def checkpoint_statistics(self) -> CheckpointStatistics | None: ...
     @property
     def started(self) -> asyncio.Future[None]:
-        """Completes once every task has run, or the job is over."""
+        """Future that completes once every task has run, or the job is over."""
 
     @property
     def terminated(self) -> asyncio.Future[JobStatus]:
-        """Completes at the end of the job."""
+        """Future that completes at the end of the job, with its status."""
 
     @property
     def stop_refused(self) -> asyncio.Future[None]:
-        """Fails if the last stop is refused after `stop` returned; the job then goes on."""
+        """Future that fails if the last stop is refused after `stop` returned. The job then goes
+        on."""
 
     @property
     def stopped_with(self) -> str | None:
-        """URL of the savepoint that the job ended with."""
+        """URL of the savepoint with which the job ended; None if there is none."""
 
     @property
     def stop_error(self) -> BaseException | None:
-        """Why the savepoint at the end of the job could not be taken."""
+        """The reason why the savepoint at the end of the job could not be taken; None if there is
+        none."""
 
     def cancel(self) -> None: ...
     def stop(
@@ -272,7 +275,8 @@ class JobMasterView(Protocol):
 
 
 class RunningJob(Protocol):
-    """One job, for as long as `run` runs. Everything is called on the loop that runs it."""
+    """One job, which exists as long as `run` runs. All methods are called on the loop that runs the
+    job."""
 
     host: Host
     job_id: str
@@ -283,7 +287,8 @@ class RunningJob(Protocol):
         """Runs the job to its end. A cancellation cancels the job."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Returns all metrics by dotted name. Those of another process are from its last report."""
+        """Returns all metrics by dotted name. Metrics of another process are from its last
+        report."""
 
     async def rescale(
         self,
@@ -293,9 +298,9 @@ class RunningJob(Protocol):
     ) -> None:
         """Changes the parallelism of the running job, or the number of its worker processes.
 
-        `parallelism` replaces the parallelism of the flow; `of_operators` has the parallelism of
-        single operators, by uid. Returns once all new tasks run. Raises RescaleError, GraphError or
-        JobNotRunning.
+        `parallelism` replaces the parallelism of the flow; `of_operators` maps uids of single
+        operators to their parallelism. Returns once all new tasks run. Raises RescaleError,
+        GraphError or JobNotRunning.
         """
         raise RescaleError(
             f"job {self.job_master.executions.graph.name!r} runs where its parallelism is fixed: "
@@ -303,14 +308,15 @@ class RunningJob(Protocol):
         )
 
     def refuse_state(self, operator: str) -> None:
-        """Raises GraphError if this cluster cannot answer queries of the state of `operator`."""
+        """Raises GraphError if this cluster cannot answer queries for the state of `operator`."""
         return None
 
     # The processes that run the job.
 
     @property
     def location(self) -> str:
-        """Address at which other processes read the partitions of this one; empty if none does."""
+        """Address at which other processes read the partitions of this process; empty if no process
+        does."""
         return ""
 
     def own_metrics(self) -> Mapping[str, float]:
@@ -319,11 +325,12 @@ class RunningJob(Protocol):
 
     @property
     def worker_count(self) -> int:
-        """Number of worker processes that the job should have; 0: it starts none."""
+        """Number of worker processes that the job should have; 0 if the job starts none."""
         return 0
 
     def workers(self) -> Sequence[WorkerReport]:
-        """Returns the other processes, oldest first."""
+        """Returns a report of each worker process that runs tasks of the job, without this process,
+        oldest first."""
         return ()
 
     def worker_at(self, location: str) -> str:
@@ -333,10 +340,11 @@ class RunningJob(Protocol):
     async def refresh(self) -> None:
         """Fetches the data that only other processes have.
 
-        Raises AioflowError if they do not answer.
+        Raises AioflowError if the other processes do not answer.
         """
         return None
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
-        """Asks another process about itself: see `ProcessInspector.ask`. Raises Broken."""
+        """Asks a worker process about itself: see `ProcessInspector.ask`. Raises Broken if the
+        worker is gone."""
         raise Broken(f"worker {worker_id} is gone")

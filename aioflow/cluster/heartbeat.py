@@ -1,16 +1,18 @@
 """Heartbeats to peers, and the detection of lost peers.
 
-This module decides but sends nothing; time is an argument. Both ends of a pair hold a monitor. Each
-sends on its own interval and watches the heartbeats of the other. So a link that works one way only
-is found by the end that hears nothing. A peer is given up exactly once. Either it was silent for
-`timeout_s`, or its connection ended and no new one came within `suspicion_s`. Heartbeats that
-cannot be sent are not counted, unlike in Flink, because their connection has ended. Flink's
-defaults are five times slower. Shorter ones work here because sockets end with their process.
+This module decides but sends nothing; time is an argument. Both peers of a connection have a
+monitor. Each sends heartbeats at its own interval, and watches the heartbeats of the other. So if a
+link works in one direction only, the peer that hears nothing finds out. A peer is given up exactly
+once. Either the peer was silent for `timeout_s`, or its connection ended and no new connection came
+within `suspicion_s`. Heartbeats that cannot be sent are not counted, unlike in Flink, because their
+connection has ended. Flink's default times are five times longer. Shorter times work here because
+sockets end with their process.
 
-A monitor that stood still (SIGSTOP, a user function that held the interpreter) did not listen. Its
-own pause is therefore no silence of others. For the holder of a lease the pause counts: its peer
-may have given it up meanwhile. `OwnPauses` selects between the two. After Flink's
-HeartbeatManagerImpl and HeartbeatManagerSenderImpl.
+A monitor that stood still (SIGSTOP, or a user function that held the interpreter) could not listen.
+So time in which the monitor stood still does not count as silence of its peers. The pause counts
+only for a worker under a lease, because its leader may have given it up meanwhile. `OwnPauses`
+selects one of the two. The design follows Flink's HeartbeatManagerImpl and
+HeartbeatManagerSenderImpl.
 """
 
 from __future__ import annotations
@@ -49,12 +51,13 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatOptions:
-    """Times in seconds."""
+    """Options of the heartbeats between two peers. Times are in seconds."""
 
     interval_s: float = 1.0
     timeout_s: float = 10.0
     suspicion_s: float = 1.0
-    """How long a peer whose connection ended may take to come back; 0 gives it up at once."""
+    """How long a peer whose connection ended may take to connect again; with 0 it is given up at
+    once."""
     own_pauses: OwnPauses = OwnPauses.FORGIVEN
 
     def __post_init__(self) -> None:
@@ -68,20 +71,21 @@ class HeartbeatOptions:
 
 
 class SendHeartbeat(msgspec.Struct, frozen=True):
-    """Send `payload` to `peer`."""
+    """Instruction to send `payload` to `peer` as a heartbeat."""
 
     peer: str
     payload: object
 
 
 class Suspected(msgspec.Struct, frozen=True):
-    """The connection of `peer` ended: try to reach it, and give it no new work."""
+    """Notice that the connection of `peer` ended. The caller should try to reach the peer, and give
+    it no new work."""
 
     peer: str
 
 
 class TimedOut(msgspec.Struct, frozen=True):
-    """`peer` is given up and no longer watched."""
+    """Notice that `peer` is given up and no longer watched."""
 
     peer: str
     reason: Reason
@@ -101,7 +105,7 @@ def _nothing(peer: str) -> object:
 
 
 class HeartbeatMonitor(msgspec.Struct):
-    """Watches peers by name.
+    """Watches the heartbeats of peers, which are identified by name.
 
     `payload(peer)` returns the content of a heartbeat to `peer`, for example a slot report.
     """
@@ -130,7 +134,7 @@ class HeartbeatMonitor(msgspec.Struct):
         self._peers[peer] = _Peer(now + self.options.timeout_s, now)
 
     def unmonitor(self, peer: str) -> None:
-        """Forgets `peer`; it may be unknown."""
+        """Stops watching `peer`. Does nothing if the peer is unknown."""
         self._peers.pop(peer, None)
 
     def received(self, peer: str, now: float) -> bool:
@@ -146,10 +150,10 @@ class HeartbeatMonitor(msgspec.Struct):
         return True
 
     def lives(self, peer: str, at: float) -> None:
-        """Notes that the process of `peer` was alive at time `at`, which was learned over another
+        """Notes that the process of `peer` was alive at time `at`, as learned over another
         connection.
 
-        A suspected peer stays suspected, because its connection may be broken.
+        A suspected peer stays suspected, because the watched connection may be broken.
         """
         known = self._peers.get(peer)
         if known is not None:
@@ -158,7 +162,7 @@ class HeartbeatMonitor(msgspec.Struct):
     def connection_ended(self, peer: str, now: float) -> list[Instruction]:
         """Handles the end of the socket to `peer`.
 
-        A process that dies ends its sockets, so this comes long before the timeout.
+        A process that dies ends its sockets, so this call comes long before the timeout.
         """
         known = self._peers.get(peer)
         if known is None or known.suspect_until is not None:
@@ -186,7 +190,7 @@ class HeartbeatMonitor(msgspec.Struct):
         return instructions
 
     def next_due(self) -> float | None:
-        """Returns when `tick` has something to do; None if no peer is watched."""
+        """Returns the time at which `tick` next has something to do; None if no peer is watched."""
         if not self._peers:
             return None
         return min(

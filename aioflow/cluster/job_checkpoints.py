@@ -2,11 +2,12 @@
 
 `JobCheckpoints` holds the store, the lease and the clock.
 
-It opens before the first task is deployed and closes after the last one has ended. In between every
-stimulus of the JobMaster goes through the coordinator, and its instructions are carried out in
-order. Slow work (writing metadata, deleting files) runs in a task of its own, whose end is the next
-stimulus. Invariants: nothing is written into the store of a flow without its lease. A restart
-begins only when all existing checkpoints are known.
+It is opened before the first task is deployed, and closed after the last task has ended. In
+between, every stimulus of the JobMaster goes through the coordinator, and the coordinator's
+instructions are carried out in order. Slow work (writing metadata, deleting files) runs in a task
+of its own, and the end of that task is another stimulus. Invariants: nothing is written into the
+store of a flow without the flow's lease. A restart begins only when all existing checkpoints are
+known.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ ANSWER_S = 2.0
 
 
 class CheckpointedTasks(Protocol):
-    """The checkpoint calls of the TaskExecutorGateway, which reach the tasks of a job."""
+    """The calls of the TaskExecutorGateway about checkpoints, which reach the tasks of a job."""
 
     def trigger_checkpoint(
         self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier
@@ -130,7 +131,7 @@ class JobCheckpoints:
         self._tasks: CheckpointedTasks | None = None
         self._carry_out = InOrder(self._do).carry_out
         self._beside: dict[asyncio.Task[None], None] = {}
-        """Writes, deletions and a warning in progress."""
+        """Background tasks in progress: writes, deletions, and at most one warning."""
         self._warning: asyncio.Task[None] | None = None
         self._lease: FlowLease | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -141,15 +142,16 @@ class JobCheckpoints:
         self._opening: asyncio.Future[None] | None = None
         self._over = False
         self._swept_s = 0.0
-        """When the store was last searched for unreferenced files."""
+        """Monotonic time when the store was last searched for unreferenced files."""
         self._first_id = 1
         self._savepoint_before: CompletedCheckpoint | None = None
         self._told: CompletedCheckpoint | None = None
-        """The checkpoint that the user asked to restore, until the store has recorded it."""
+        """The checkpoint that the user asked to restore, until the store has recorded this;
+        otherwise None."""
         self.stopped_with: CompletedCheckpoint | None = None
-        """The checkpoint that a stopped job ended with."""
+        """The checkpoint with which a stopped job ended; None if there is none."""
         self.stop_error: CheckpointError | None = None
-        """Why the job could not be stopped with a savepoint."""
+        """The reason why the job could not be stopped with a savepoint; None if there is none."""
 
     @property
     def statistics(self) -> CheckpointStatistics | None:
@@ -161,9 +163,10 @@ class JobCheckpoints:
     async def open(self, *, recovered: bool = False) -> None:
         """Finds the checkpoint that the job starts from.
 
-        `recovered`: the job ran before, under a leader that is gone. It continues from its own
-        newest checkpoint, not from the one that it was first started with.
-        Raises CheckpointError while another job holds the flow's store, RestoreError for bad state.
+        `recovered` means that the job ran before, under a leader that is gone. The job then
+        continues from its own newest checkpoint, not from the one with which it was first started.
+        Raises CheckpointError while another job holds the lease of the flow, and RestoreError if
+        the checkpoint cannot be restored.
         """
         self._opening = asyncio.get_running_loop().create_future()
         try:
@@ -230,7 +233,8 @@ class JobCheckpoints:
     async def _others(self, found: CompletedCheckpoint) -> list[CompletedCheckpoint]:
         """Returns the other checkpoints that former runs left, newer or older than `found`.
 
-        They may share files with `found`. These files must not be deleted before `found` is.
+        These checkpoints may share files with `found`, which must not be deleted before `found` is
+        deleted.
         """
         finished = await self.store.finished()
         others = []
@@ -256,7 +260,7 @@ class JobCheckpoints:
 
     @property
     def told(self) -> str:
-        """Where the next attempt of the job starts, in words for log messages."""
+        """The point from which the next attempt of the job starts, in words for log messages."""
         latest = self._opened().latest
         if latest is None:
             return "the beginning, because no checkpoint has completed"
@@ -269,7 +273,7 @@ class JobCheckpoints:
     ) -> RestorePoint:
         """Returns the state and splits that newly deployed tasks of `graph` start with.
 
-        `discovered`: the splits of each source vertex, in the order of discovery.
+        `discovered` holds the splits of each source, by vertex id, in the order of discovery.
         """
         coordinator = self._opened()
         # It must be known whether a checkpoint that is being stored completes.
@@ -303,7 +307,7 @@ class JobCheckpoints:
         await sweep_state(self.store, self._host)
 
     def restarts(self, graph: JobGraph, subtasks: Sequence[tuple[int, int]]) -> None:
-        """Notes that these subtasks of `graph`, by vertex and index, restart from the last
+        """Notes that `subtasks` of `graph`, given as (vertex id, index), restart from the last
         `restore_point`.
         """
         if graph is not self._graph:
@@ -315,9 +319,9 @@ class JobCheckpoints:
     async def close(self, *, finished: bool) -> None:
         """Closes the checkpoints of a job whose last task has ended.
 
-        If the job `finished` by itself, its last checkpoint stays: a run from there has nothing to
-        do. A job with `collect` leaves nothing to resume, because its rows are in memory only. A
-        store that does not answer is given up after `CLOSE_TIMEOUT_S`.
+        If the job `finished` by itself, its last checkpoint is kept, and a later run that starts
+        from it has nothing to do. A job with `collect` leaves nothing to resume, because its rows
+        are in memory only. If the store does not answer, the call gives up after `CLOSE_TIMEOUT_S`.
         """
         self._over = True
         try:
@@ -406,7 +410,8 @@ class JobCheckpoints:
     async def _keep_end(self, coordinator: CheckpointCoordinator) -> None:
         """Records in the store that the job ended by itself with its latest checkpoint.
 
-        A failure is only logged: the next run then does not know that it has nothing to do.
+        A failure of the store is only logged. The next run then does not know that it has nothing
+        to do.
         """
         last = coordinator.latest
         try:
@@ -460,10 +465,10 @@ class JobCheckpoints:
         self._carry_out(self._opened().end_of_data_reached(attempt, self._now()))
 
     def stop(self, *, savepoint: bool, directory: str | None) -> None:
-        """Makes the last checkpoint of a stopping job a savepoint, under the store or in
-        `directory`.
+        """Requests the final checkpoint of a stopping job. With `savepoint` it is a savepoint,
+        under the store or in `directory`.
 
-        `directory` is a URL.
+        `directory` is a URL, or None for the store.
         """
         if self._stop_asked is None and not self._over:
             if directory is not None:
@@ -483,7 +488,7 @@ class JobCheckpoints:
             )
 
     async def savepoint(self, directory: str | None) -> str:
-        """Takes a savepoint and returns its URL. Raises CheckpointError."""
+        """Takes a savepoint and returns its URL. Raises CheckpointError if this fails."""
         number = next(self._numbers)
         where = self.store.savepoint_url(directory)
         return (
@@ -491,17 +496,16 @@ class JobCheckpoints:
         ).location
 
     async def checkpoint(self) -> int:
-        """Takes a checkpoint and returns its number. Raises CheckpointError."""
+        """Takes a checkpoint and returns its number. Raises CheckpointError if this fails."""
         number = next(self._numbers)
         return (
             await self._answered(number, self._opened().request_checkpoint, number)
         ).checkpoint_id
 
     async def hold(self) -> int:
-        """Takes a checkpoint after which all tasks pause, and returns its number. Raises
-        CheckpointError.
+        """Takes a checkpoint after which all tasks pause, and returns its number.
 
-        The tasks go on if the checkpoint fails.
+        If the checkpoint fails, the tasks go on, and CheckpointError is raised.
         """
         number = next(self._numbers)
         return (await self._answered(number, self._opened().request_hold, number)).checkpoint_id
@@ -563,8 +567,8 @@ class JobCheckpoints:
                 self._warning = self._begin(self._warn_behind(instruction), name)
 
     async def _warn_behind(self, late: WarnBehind) -> None:
-        """Logs that a checkpoint is late, its phase in the first missing task, and what this task
-        does.
+        """Logs that a checkpoint is late, with the checkpoint's phase in the first missing task and
+        what this task is doing.
         """
         if late.attempt is None or self._tasks is None:
             phase = "all tasks have acknowledged, and the checkpoint is being committed"
@@ -626,8 +630,8 @@ class JobCheckpoints:
         """Waits until all background work has ended. Cancels a pending warning, which may wait for
         a task that does not answer.
 
-        A task that has just ended stays listed until the loop runs its callback. Waiting for such a
-        task would return at once, and the loop would never run.
+        An asyncio task that has just ended stays listed until the loop runs its callback. Waiting
+        for such a task would return at once, so that the loop would never get to run.
         """
         if self._warning is not None:
             self._warning.cancel()

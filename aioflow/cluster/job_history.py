@@ -1,13 +1,13 @@
-"""The history of a job for monitoring, and the report of it that a submitter reads.
+"""The history of a job for monitoring, and the report about the job that its submitter reads.
 
 The history holds attempts with the times of their states, and failures. It is plain data that only
-the JobMaster changes. It is bounded: it keeps the latest attempts of each subtask and the latest
-failures of the job. Errors are kept as text, because an exception object keeps the frames of user
-code alive. Secrets are removed once, when a failure is recorded. Times are wall-clock ms.
+the JobMaster changes. Its size is bounded: it keeps the latest attempts of each subtask and the
+latest failures of the job. Errors are kept as text, because an exception object keeps the frames of
+user code alive. Secrets are removed once, when a failure is recorded. Times are wall-clock ms.
 
-The JobManager sends the report as plain msgpack data in the shapes of the statistics themselves.
-The submitter asks once a second, and only while the job is being watched. Otherwise a job costs it
-nothing.
+The JobManager sends the report as plain msgpack data, in the same form as the statistics. The
+submitter asks once a second, and only while the job is being watched. Otherwise monitoring a job
+costs nothing.
 """
 
 from __future__ import annotations
@@ -44,37 +44,40 @@ __all__ = [
 ]
 
 ATTEMPTS_MAX = 16
-"""Attempts kept of each subtask; Flink's `cluster.max-attempts-history-size`."""
+"""Maximum number of attempts that are kept of each subtask; Flink's
+`cluster.max-attempts-history-size`."""
 
 FAILURES_MAX = 16
-"""Failures kept of each job; Flink's `web.exception-history-size`."""
+"""Maximum number of failures that are kept of each job; Flink's `web.exception-history-size`."""
 
 CONCURRENT_MAX = 100
-"""Concurrent failures kept with one failure: all tasks of a large job may fail for one reason."""
+"""Maximum number of concurrent failures that are kept with one failure, because all tasks of a
+large job may fail for the same reason."""
 
 TEXT_CHARACTERS_MAX = 32_768
-"""Characters kept of each message, note and stack."""
+"""Maximum number of characters that are kept of each message, note and stack."""
 
 LOST = "the task is gone without an error"
 
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """One attempt of a subtask."""
+    """The record of one attempt of a subtask."""
 
     attempt: int
     state: ExecutionState
     location: str
-    """Where the attempt runs: `host:port`, empty in a cluster of one."""
+    """Location where the attempt runs, as `host:port`; empty in a cluster of one."""
     times_ms: dict[ExecutionState, int]
-    """When the attempt reached each state."""
+    """Time at which the attempt reached each state, in wall-clock ms."""
 
 
 @dataclass(slots=True)
 class FailureRecord:
-    """One failure.
+    """The record of one failure.
 
-    `concurrent`: tasks that failed while the job was already ending because of this failure.
+    `concurrent` holds the tasks that failed while the job was already ending because of this
+    failure.
     """
 
     name: str
@@ -95,7 +98,8 @@ class FailureRecord:
 
 
 class JobHistory:
-    """`attempts` by vertex and subtask, oldest first; `failures` oldest first."""
+    """The attempts and failures of a job. `attempts` holds the attempts of each (vertex id,
+    subtask), oldest first; `failures` are oldest first."""
 
     def __init__(self) -> None:
         self.attempts: dict[tuple[int, int], deque[AttemptRecord]] = {}
@@ -106,7 +110,8 @@ class JobHistory:
         self._spent_ms: dict[str, int] = {}
 
     def status(self, name: str, now_ms: int) -> bool:
-        """Sets the state of the job from now on. Returns whether it changed."""
+        """Notes that the job has been in status `name` since `now_ms`. Returns whether the status
+        changed."""
         if name == self._status:
             return False
         if self._status is not None:
@@ -115,8 +120,8 @@ class JobHistory:
         return True
 
     def time_in(self, name: str, now_ms: int) -> tuple[int, int]:
-        """Returns two durations in ms that the job spent in state `name`: since it last entered the
-        state (0 if it has left it), and in total.
+        """Returns how long the job has been in status `name`, in ms: the present stay (0 if it has
+        left the status), and the total.
         """
         here = max(now_ms - self._status_since_ms, 0) if name == self._status else 0
         return here, self._spent_ms.get(name, 0) + here
@@ -164,7 +169,7 @@ class JobHistory:
     ) -> None:
         """Records the failure of a task, or of the job if `attempt` is None.
 
-        `is_root`: whether the job was not already ending because of another failure.
+        `is_root` tells that the job was not already ending because of another failure.
         """
         record = FailureRecord(
             name="" if error is None else _name(error),
@@ -205,7 +210,8 @@ def _name(error: BaseException) -> str:
 
 
 def _stack(error: BaseException) -> str:
-    """Formats the stack as Python does. An error of another process brings its own text."""
+    """Formats the stack of an error as Python does. An error from another process contains the text
+    of its stack."""
     told = error.traceback_text if isinstance(error, RemoteError) else ""
     return redacted(told or format_folded(error), TEXT_CHARACTERS_MAX)
 
@@ -216,21 +222,21 @@ STATUS = "Status."
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """A process that runs tasks of a job, other than the program itself."""
+    """The report of a process that runs tasks of a job, other than the program itself."""
 
     id: str
     slots: int
     free_slots: int
     silence_ms: int
     location: str
-    """Where the tasks of this job run on it; empty if it has none."""
+    """Location where the tasks of this job run in the process; empty if it has none."""
     status: dict[str, float] = field(default_factory=dict)
-    """The status metrics it last reported."""
+    """The status metrics that the process last reported, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsReport:
-    """Checkpoint statistics; `records` newest last."""
+    """The checkpoint statistics of a job; `records` are newest last."""
 
     counts: CheckpointCounts
     latest: LatestCheckpoints
@@ -257,7 +263,7 @@ class JobReport:
     workers: list[WorkerReport]
 
     def put_into(self, history: JobHistory) -> None:
-        """Replaces the attempts and failures in `history`."""
+        """Replaces the attempts and failures in `history` by those of this report."""
         history.attempts = {
             (one.vertex_id, one.subtask): deque(one.attempts, maxlen=ATTEMPTS_MAX)
             for one in self.attempts
@@ -285,7 +291,8 @@ def encode_report(
 
 
 def decode_report(content: bytes) -> JobReport:
-    """Decodes the details of a job. Raises RemoteProtocolError for those of another version."""
+    """Decodes the details of a job. Raises RemoteProtocolError if another version of aioflow
+    encoded them."""
     try:
         return msgspec.msgpack.decode(content, type=JobReport)
     except msgspec.DecodeError as error:
@@ -295,12 +302,13 @@ def decode_report(content: bytes) -> JobReport:
 
 
 def status_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics of a process itself, which come before those of its tasks."""
+    """Returns those of `metrics` that describe the process itself: the first ones, before the
+    metrics of its tasks."""
     return dict(itertools.takewhile(lambda entry: entry[0].startswith(STATUS), metrics.items()))
 
 
 def statistics_of(report: CheckpointsReport) -> CheckpointStatistics:
-    """Returns reported checkpoints as the statistics that a job in this process keeps."""
+    """Converts a report to `CheckpointStatistics`, as a job in this process keeps them."""
     made = CheckpointStatistics(())
     made.adopt(report.counts, report.latest, report.records)
     return made
