@@ -56,7 +56,7 @@ asyncio does not record who cancelled a task, and user code may cancel tasks too
 
 
 def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancels `task`, and records that the engine did it."""
+    """Cancels `task`, and records that the cancellation comes from the engine."""
     _asked.add(task)
     task.cancel()
 
@@ -72,8 +72,8 @@ class Done:
     """The result of a call that takes effect at once. It can also be awaited.
 
     Other implementations of the same method are coroutines, so callers always await the result.
-    Awaiting a `Done` takes no turn of the loop. Methods that return it are annotated `Any`, because
-    type checkers would complain about an awaitable that is not awaited.
+    Awaiting a `Done` takes no turn of the loop. Methods that return a `Done` are annotated `Any`,
+    because type checkers would complain about an awaitable that is not awaited.
     """
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -264,7 +264,8 @@ def _ignore(task: asyncio.Task[Any]) -> None:
 async def wait_first(
     futures: Sequence[asyncio.Future[Any]], *, timeout_s: float | None = None
 ) -> list[int]:
-    """Waits until one of `futures` is done and returns the indices of those done, ascending.
+    """Waits until one of `futures` is done. Returns the indices of all futures that are done, in
+    ascending order.
 
     Returns an empty list on timeout. Cancels no future and retrieves no result. Raises ValueError
     if `futures` is empty.
@@ -321,8 +322,9 @@ async def _wait(
 async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseException]:
     """Cancels `tasks` in the order given, waits until all have ended, and returns their errors.
 
-    A cancellation is no error. The calling task must not be among `tasks`. If the caller is
-    cancelled while it waits, CancelledError is raised at once; the tasks stay cancelled.
+    The cancellation of a task does not count as an error. The calling task must not be among
+    `tasks`. If the caller is cancelled while it waits, CancelledError is raised at once; the tasks
+    stay cancelled.
     """
     owned = list(tasks)
     assert asyncio.current_task() not in owned, "a task cannot wait for its own end"
@@ -341,7 +343,7 @@ async def close_within(
 
     Returns True if the coroutine ended. If the coroutine was cut off, returns False and logs a
     warning that names `what`. An error of the coroutine is raised. A cancellation of the caller
-    during this time is raised afterwards, so that it is never lost.
+    during this time is raised afterwards, so that the cancellation is never lost.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(coro, name=f"close {what}")

@@ -3,7 +3,8 @@
 The design follows Flink's AvailabilityProvider. A provider is available or not. A caller that finds
 a provider unavailable may request a future of its own, which completes when the provider becomes
 available again. The hot path reads `is_available`, a plain attribute, and touches no future at all.
-Spurious wake-ups are allowed, lost ones never: a waiter checks again after each wake-up.
+Spurious wake-ups are allowed, because a waiter checks again after each wake-up. No wake-up is ever
+lost.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ AVAILABLE = Availability(available=True)
 
 
 def all_of(providers: Sequence[Availability]) -> Availability:
-    """Returns a provider that is available once each of `providers` was available since this call.
+    """Returns a provider that becomes available once each of `providers` has been available at some
+    time since this call.
 
     Valid for one wait: build it again after each wait.
     """

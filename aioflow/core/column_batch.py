@@ -1,5 +1,5 @@
-"""Columns: the values of a field of many records as one array, and a batch of them that reads like
-a list of rows.
+"""Columns, which hold the values of one field of many records, and batches of columns that read
+like a list of rows.
 
 A `ColumnBatch` takes the place of a list of values in `RecordBatch.values`. It has a length, it can
 be sliced, and iterating over it yields rows, which are made once. So every operator supports it,
@@ -267,7 +267,7 @@ def gathered(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 
 def first_not_below(times: Sequence[int], least: int, start: int, stop: int) -> int:
-    """Returns the index of the first time of at least `least` from `start` to `stop`.
+    """Returns the first index from `start` to `stop` (exclusive) whose time is at least `least`.
 
     `times` must not decrease in this range. Returns `stop` if there is no such time.
     """

@@ -1,8 +1,9 @@
 """Context managers made from generators, like those of `contextlib`, for blocks in which user code
 may raise.
 
-The invariant: an error passes through, and none of its attributes is assigned. `contextlib` assigns
-`__traceback__`, which raises another error if the error's class is a frozen dataclass.
+The invariant: an error of the block passes through, and none of the error's attributes is assigned.
+`contextlib` assigns `__traceback__`, which raises another error if the error's class is a frozen
+dataclass.
 """
 
 from __future__ import annotations

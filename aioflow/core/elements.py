@@ -99,7 +99,8 @@ class RecordBatch:
         return f"RecordBatch({len(self.values)} records, watermark={self.watermark})"
 
     def slice(self, start: int, stop: int) -> RecordBatch:
-        """Returns records [start, stop) with the watermark that was in force after them.
+        """Returns the records from `start` to `stop` (exclusive), with the watermark that was in
+        force after the last of them.
 
         Copies the lists, shares the values.
         """
@@ -149,8 +150,8 @@ class RecordBatch:
         )
 
     def before_end(self) -> RecordBatch:
-        """Returns the same records without the end of event time. The last watermark before
-        MAX_WATERMARK takes its place.
+        """Returns the same records without the end of event time: replaces MAX_WATERMARK with the
+        last watermark before it.
         """
         marks = self.watermarks
         if marks is None or not len(marks):

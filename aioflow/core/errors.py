@@ -213,7 +213,7 @@ class NotAuthenticated(AioflowError):
 
 
 class StaleLeader(AioflowError):
-    """A message or a write came from a leader that another one has replaced.
+    """A message or a write came from a leader that another leader has replaced.
 
     The old leader must stop; the request had no effect. A fencing token is a positive integer from
     `leadership`. The larger of two tokens belongs to the newer leader. A receiver keeps the largest

@@ -170,11 +170,11 @@ class Repeated(Protocol):
 class Mailbox(Protocol):
     """The mailbox of a function: callbacks run in its task, between two elements.
 
-    A callback may use the state and the attributes of the function. With `key=` it sees the state
-    of that key, which must belong to this subtask. Without `key=` it has no current key. A callback
-    may be `async def`: the task then does nothing else until the callback ends. A callback cannot
-    emit elements. Mail is not part of a checkpoint. `MailboxClosed` is raised once the task has
-    ended.
+    A callback may use the state and the attributes of the function. With `key=`, the callback sees
+    the state of that key, which must belong to this subtask. Without `key=`, the callback has no
+    current key. A callback may be `async def`: the task then does nothing else until the callback
+    ends. A callback cannot emit elements. Mail is not part of a checkpoint. `MailboxClosed` is
+    raised once the task has ended.
     """
 
     def execute(self, fn: Callable[..., object], *args: Any, key: Any = ...) -> None:
@@ -390,8 +390,7 @@ class CoProcessFunction(Function, Generic[IN1, IN2, OUT]):
 
 
 class KeyedCoProcessFunction(CoProcessFunction[IN1, IN2, OUT], Generic[K, IN1, IN2, OUT]):
-    """A `CoProcessFunction` with keyed state and timers, on two streams with the same kind of key.
-    """
+    """A `CoProcessFunction` on two keyed streams, with keyed state and timers."""
 
 
 class BroadcastProcessFunction(Function, Generic[IN1, IN2, OUT]):

@@ -187,7 +187,8 @@ class FileSystem(Protocol):
         ...
 
     async def scan(self, path: str) -> builtins.list[tuple[str, bool]]:
-        """Returns the names in a directory, sorted, each with whether it is a directory.
+        """Returns the names in a directory, sorted, as pairs (name, whether the name is that of a
+        directory).
 
         This takes one call for any number of names.
         """

@@ -60,7 +60,8 @@ class Gauge:
         self._failed = False
 
     def value(self) -> Number:
-        """The result of `fn`, or NaN if it raises or returns no number, which is logged once.
+        """The result of `fn`, or NaN if `fn` raises or does not return a number. The first failure
+        is logged.
 
         A broken gauge must not hide the other metrics.
         """
@@ -211,7 +212,9 @@ class MetricGroup:
         return self._get(name, Counter, Counter)
 
     def gauge(self, name: str, fn: Callable[[], Number]) -> Gauge:
-        """Returns a gauge that reads `fn`. A second registration (a restarted task) replaces it."""
+        """Returns a gauge that reads `fn`. A second registration of the name (a restarted task)
+        replaces the gauge.
+        """
         if isinstance(self._metrics.get(name), Gauge):
             del self._metrics[name]
         return self._get(name, Gauge, lambda: Gauge(fn))

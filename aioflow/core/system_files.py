@@ -127,7 +127,7 @@ def put_file(path: str, mode: str, data: bytes, sync: bool) -> None:
 
 
 def append_durably(path: str, data: bytes) -> None:
-    """Appends `data` to a file, and returns when it is on disk. Needs a system with O_DSYNC."""
+    """Appends `data` to a file, and returns when the data is on disk. Needs O_DSYNC."""
     # With O_DSYNC the write itself syncs. `open` and `fsync` would make five more system calls.
     # After each of them this thread waits for the GIL, if the event loop is busy.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_DSYNC

@@ -37,8 +37,8 @@ It equals the default number of key groups.
 """
 
 ROUND = 64
-"""Number of checkpoints in which all bases are rewritten, unless a checkpoint would have to write
-more than twice its changes for that.
+"""Number of checkpoints within which all bases are rewritten. The rewriting takes longer if a
+checkpoint would have to write more than twice its changes.
 """
 
 SMALL_FILES_MAX = 4

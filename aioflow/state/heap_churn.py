@@ -34,7 +34,8 @@ UNNOTED_MIN, UNNOTED_MAX = 4, 16
 """Minimum and maximum number of consecutive generations without notes of changes. They follow a
 generation with more changes than rows.
 
-The number doubles each time. After them, the changes of one generation are noted and counted again.
+The number doubles each time. After these generations, the changes of one generation are noted and
+counted again.
 """
 
 UNNOTED_ROWS_MIN, UNNOTED_ROWS_MAX = 1 << 10, 1 << 18
@@ -129,7 +130,7 @@ def fires_most(firing: int, rows: int) -> bool:
 
 
 class Moment(Protocol):
-    """The state at the moment that a plain file shows.
+    """The interface to the state at the moment whose state a plain file contains.
 
     Spaces and queues are those of the backend, so their type is `Any`.
     """

@@ -224,8 +224,8 @@ class GatheredKeys:
     async def add(self, space: Space, keys: Collection[Any], group: int | None = None) -> None:
         """Adds noted `keys` of `space`. `group` is the key group of all of them, if known.
 
-        The keys of a set are sorted, because their order differs between processes, but files must
-        not.
+        The keys of a set are sorted, because their order differs between processes, but the content
+        of files must not differ.
         """
         if space.dropped is not None and space.dropped <= self._ended.number:
             await self._pace.looked_at(1)

@@ -61,7 +61,7 @@ Each file has the format of a canonical snapshot.
 BASES = "bases"
 """Key in `meta` of the handle. Its value maps each section to the index of its base in the files.
 
-Only a job that continues the checkpoint's files needs it; a reader does not.
+Only a job whose next checkpoints build upon these files needs this value; a reader does not.
 """
 
 ROWS_A_FRAME = 256
@@ -134,7 +134,7 @@ class HeapSnapshot:
         self._retired = retired
         self._churn = churn
         self._changed: int | None = None
-        """Number of changed keys, if it was counted."""
+        """Number of changed keys; None if the changes were not counted."""
         self._log = log
         self._merged = merged
         self._open = True

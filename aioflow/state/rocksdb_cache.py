@@ -37,8 +37,8 @@ EVICTED_MAX = 1_024
 """Maximum number of entries evicted at once: some 5 ms."""
 
 NAMED_LATELY = 1_024
-"""Maximum number of other keys that an operator may name between naming a key and its last access
-to this key.
+"""An operator that has named a key may access the key until it has named more than this number of
+other keys.
 """
 
 ROWS_FEW = 64

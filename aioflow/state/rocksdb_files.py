@@ -190,7 +190,9 @@ def write_files(path: str, files: Sequence[tuple[str, bytes]]) -> None:
 
 
 def list_files(path: str) -> tuple[list[str], dict[str, bytes]]:
-    """Lists the tables of a checkpoint by number, and its small files. Blocks."""
+    """Returns the names of a checkpoint's tables, sorted, and the content of its small files by
+    name. Blocks.
+    """
     names = sorted(os.listdir(path))
     tables = [name for name in names if name.endswith(".sst")]
     smalls = {

@@ -52,8 +52,8 @@ END = b"\xff" * (PREFIX_BYTES + 1)
 """A bound above all rows."""
 
 SPELLED, CODED = 1, 2
-"""Flags of a row's content. SPELLED: it contains the key. CODED: the value is a batch of the codec,
-not a bare scalar.
+"""Flags of a row's content. SPELLED: the content contains the key. CODED: the value is a batch of
+the codec, not a bare scalar.
 """
 
 _PLAIN_KEYS = frozenset((str, int, bytes))

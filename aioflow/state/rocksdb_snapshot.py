@@ -341,7 +341,9 @@ class RocksSnapshot:
         cache.bury()
 
     def _give_back(self) -> None:
-        """Passes the unwritten rows of this snapshot to the next one, or makes them dirty again."""
+        """Passes the unwritten rows of this snapshot to the next snapshot. If there is none, makes
+        their keys dirty again.
+        """
         captures = self._cache.captures
         place = captures.index(self)
         later = captures[place + 1] if place + 1 < len(captures) else None

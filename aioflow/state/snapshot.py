@@ -187,7 +187,8 @@ class StateInput(Protocol):
     async def read(self, file: StateFile) -> bytes:
         """Returns the whole content of `file`.
 
-        Raises RestoreError, naming the file, if it is missing, or if its size or digest differs.
+        Raises RestoreError, which names the file, if the file is missing, or if its size or digest
+        differs from the handle's.
         """
 
 

@@ -159,8 +159,8 @@ class TimerQueue:
         """Number of timers that were popped because they were due."""
         self.mark = 0
         self.grown: set[int] | None = None
-        """Timestamps of the buckets that got further timers after their first. None if this is not
-        noted.
+        """Timestamps of the buckets that got further timers after their first timer. None if these
+        timestamps are not noted.
         """
         self._removed = removed
         self._added = added
@@ -500,13 +500,13 @@ class InternalTimerService:
         register_physical: Callable[[int, Callable[[int], None]], Cancelable],
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Makes the service and attaches it to `backend`. `now_ms` is the wall clock. Without it, a
-        mail fires the timers up to the timestamp for which it was scheduled.
+        """Makes the service and attaches it to `backend`. `now_ms` is the wall clock. Without
+        `now_ms`, a mail fires the timers up to the timestamp for which the mail was scheduled.
         """
         self.name = name
         self.current_watermark = MIN_WATERMARK
-        """Current event time. While an event-time timer fires, it is at least the timer's
-        timestamp.
+        """Current event time. While an event-time timer fires, the current event time is at least
+        the timer's timestamp.
         """
         self.on_processing_done: Callable[[], None] | None = None
         """Called after a run of processing-time timers, to emit their output as one batch."""

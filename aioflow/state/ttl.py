@@ -66,8 +66,8 @@ WAIT_MS_MAX = 3_600_000
 
 
 class ExpiryIndex:
-    """An index of the pairs (namespace, key) that may have expired, by the time slice of their last
-    write.
+    """An index of pairs (namespace, key) by the time slice of their last write. Finds the pairs
+    that may have expired.
     """
 
     __slots__ = (
@@ -192,7 +192,7 @@ class SweepIndex:
         self._alive = alive
         self._pass: Iterator[list[tuple[Any, Any, Any]]] | None = None
         self._due_ms: int | None = None
-        """Earliest time of the next pass, or None if it may begin at once."""
+        """Earliest time of the next pass, or None if the next pass may begin at once."""
         self._writes = 0
 
     def written(self, namespace: Any, key: Any, now_ms: int) -> Sequence[tuple[Any, Any]]:

@@ -139,14 +139,14 @@ class InputBarriers:
         self._carry_out(self._alignment.end_of_partition(channel, self._now_ms()))
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """Handles a trigger of the coordinator. The trigger replaces the barriers of those open
-        inputs that will not send any.
+        """Handles a trigger of the coordinator. The trigger takes the place of the barriers of open
+        inputs that will not send barriers.
         """
         self._count()
         self._carry_out(self._alignment.trigger(barrier, self._now_ms()))
 
     def aborted(self, checkpoint_id: int) -> None:
-        """Handles a notice of the coordinator that it has aborted the checkpoint."""
+        """Handles the coordinator's notice that the checkpoint is aborted."""
         self._carry_out(self._alignment.abort(checkpoint_id))
         self._hurry(checkpoint_id)
 

@@ -50,7 +50,7 @@ numpy's fixed cost makes smaller slices pointless.
 """
 
 SLOW_NS = 100_000_000
-"""Duration of one call of a stage above which it counts as blocking the loop, and is reported."""
+"""A call of a stage that takes longer than this is reported, because it blocks the loop."""
 
 Tap = Callable[[RecordBatch], None]
 """A callback that gets each batch that an operator emits. It must not change or keep the lists of

@@ -1,10 +1,10 @@
 """One checkpoint of one task: everything that the task knows about it, and the state to write.
 
 An unaligned barrier is sent ahead of all data, and the data in the chain, the output and the input
-is captured. An aligned barrier is sent behind the data. It may have to overtake later, while it
-still waits in the output. So its checkpoint is not complete until the barrier has left the output.
-Restored data that is not processed yet is part of every checkpoint. See `task.channel_state` for
-the format.
+is captured. An aligned barrier is sent behind the data. The aligned barrier may have to overtake
+data later, while it still waits in the output. So the checkpoint is not complete until the barrier
+has left the output. Restored data that is not processed yet is part of every checkpoint. See
+`task.channel_state` for the format.
 
 The state of the subtask is a `SubtaskSnapshot`: views of all operators at one instant. The task
 fills the snapshot between two slices, tail to head, and it never changes afterwards. `write` stores
@@ -69,8 +69,8 @@ class TaskCheckpoint:
     """Maps each input channel to the elements that its barrier overtook before the checkpoint was
     taken.
 
-    If the task was blocked meanwhile, several checkpoints may have such elements: the first one
-    begins only once barriers of other channels have arrived.
+    If the task was blocked meanwhile, several checkpoints may have such elements, because even the
+    first of them begins only once barriers of other channels have arrived.
     """
     capture: ChannelStateCapture | None = None
     """The channel state, if the checkpoint can contain any."""

@@ -115,7 +115,9 @@ class CheckpointMail:
             self._notices.execute(action, description, urgent=True)
 
     def _refuse(self, checkpoint_id: int, reason: CheckpointFailureReason) -> None:
-        """Declines a checkpoint, and cancels it downstream, so that no task waits for it."""
+        """Declines a checkpoint, and cancels the checkpoint downstream, so that no task waits for
+        its barrier.
+        """
         self._output.broadcast_event(CancelCheckpointMarker(checkpoint_id))
         if self._environment.responder is not None:
             self._environment.responder.decline_checkpoint(

@@ -1,4 +1,4 @@
-"""Names the user code of a task in its errors, and closes it, tail first.
+"""Closes the user code of a task, tail first, and names user code in errors.
 
 Errors do not stop the closing; the first error is kept. A task closes each function within a time
 limit (`ending.EndWatch.close`), so that a function that hangs does not keep others open.

@@ -282,8 +282,8 @@ class EndWatch:
 
         `closing` is cancelled after a timeout. If the task has failed or was cancelled
         (`is_cut_short`, or during this call), the cancellation timeout applies. If the task's
-        stream has ended, the timeout is at least CLEANUP_TIMEOUT_S. All functions of a task that
-        failed or was cancelled together have the cancellation timeout and half of
+        stream has ended, the timeout is at least CLEANUP_TIMEOUT_S. In a task that failed or was
+        cancelled, all functions together get the cancellation timeout plus half of
         CLEANUP_TIMEOUT_S. Code that swallows its cancellation ends a worker process, and is closed
         by force in the user's program. The function of a source ends first, with a timeout of its
         own: see `end_source_code`.
@@ -370,9 +370,9 @@ async def end_source_code(
 ) -> CancellationTimeout | None:
     """Cancels `task`, in which the code of a source runs, and waits until it has ended.
 
-    Returns None if the code ended within `timeout_s`. Otherwise closes the code by force, and
-    abandons it if it goes on even then. Then returns an error that names `place`, and the job's
-    task by `name`.
+    Returns None if the code ended within `timeout_s`. Otherwise closes the code by force, abandons
+    code that goes on even then, and returns an error. The error names `place`, and the job's task
+    by `name`.
     """
     end_task(task)
     if await wait_all([task], timeout_s=timeout_s):

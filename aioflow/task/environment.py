@@ -151,8 +151,8 @@ class CheckpointResponder(Protocol):
         """
 
     def report_progress(self, attempt: ExecutionAttemptId, watermark: int) -> None:
-        """Reports the event time of a source. For an operator, MAX_WATERMARK reports that it has
-        read the input that is read first.
+        """Reports the event time of a source. For an operator, MAX_WATERMARK reports that the
+        operator has read the input that it must read first.
         """
 
 

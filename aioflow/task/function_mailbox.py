@@ -61,7 +61,9 @@ class MailOwner(Protocol):
     @property
     def processing_timers(self) -> ProcessingTimeService: ...
     def run_in_scope(self, action: Callable[..., object], *args: object) -> object:
-        """Runs mail of the operator, with its context variables and its name in errors."""
+        """Runs `action(*args)`, a mail of the operator, with the operator's context variables.
+        Errors of the mail get a note that names the operator.
+        """
 
     def enter_scope(self) -> None:
         """Makes the current scope name this operator."""

@@ -32,4 +32,4 @@ class InputConsumer(Protocol):
         """Handles the end of input `input_index`, which was drained, while other inputs go on."""
 
     def on_marker(self, marker: LatencyMarker) -> None:
-        """Handles a latency marker, which keeps its order among the records."""
+        """Handles a latency marker, which arrives in its order among the records."""

@@ -152,7 +152,7 @@ NAN = float("nan")
 
 
 class TaskInputCounts(Protocol):
-    """The number of records that an input has received, and its event time."""
+    """The number of records that an input has received, and the event time of the input."""
 
     records_in: int
 
@@ -378,7 +378,8 @@ class TaskMetrics:
         splits.
 
         A reader emits at once what it fetches, so the fetch lag and the emit lag are equal.
-        `pending()` returns the number of records that wait to be read, if the reader knows it.
+        `pending()` returns the number of records that wait to be read; `pending` is None if the
+        reader does not know this number.
         """
 
         def lags() -> list[float]:
@@ -497,7 +498,7 @@ class LatencyStats:
     """Histograms of the ages of latency markers, one for each pair of a chain's operator and a
     source.
 
-    The highest p99 of them is a gauge of the task.
+    The highest p99 of these histograms is a gauge of the task.
     """
 
     def __init__(

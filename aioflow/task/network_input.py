@@ -128,7 +128,7 @@ class NetworkInput:
     ) -> None:
         """Enables barriers. `listener` gets the decisions about checkpoints, see `InputBarriers`.
 
-        `urgently(action, description)` runs an action in the task soon, even while it waits.
+        `urgently(action, description)` runs an action in the task soon, even while the task waits.
         Overtaking barriers must not wait until there is room for records.
         """
         gates = [(part.gate, part.first_channel) for part in self._inputs]

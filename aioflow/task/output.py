@@ -1,10 +1,11 @@
 """The output of a task: a RecordWriter for each edge, with one availability for all.
 
 A writer splits each batch by its partitioner, and collects the parts for each channel in an open
-batch. It seals an open batch when the batch is full, an event comes, or the task is about to sleep.
-If records trickle in steadily, it also seals after `FLUSH_MAX_AGE_NS`. So batches grow under load
-and shrink to one record when the task is nearly idle. Batches carry the watermark. A channel that
-gets no record gets the watermark as an event at the next flush.
+batch. A writer seals an open batch when the batch is full, an event comes, or the task is about to
+sleep. If records trickle in steadily, a writer also seals its open batches after
+`FLUSH_MAX_AGE_NS`. So batches grow under load and shrink to one record when the task is nearly
+idle. Batches carry the watermark. A channel that gets no record gets the watermark as an event at
+the next flush.
 """
 
 from __future__ import annotations
@@ -362,8 +363,8 @@ class TaskOutput:
                     writer.emit(news)
 
     def emit_side(self, node_index: int, tag: OutputTag[Any], batch: RecordBatch) -> None:
-        """Sends records to the side output `tag` of one operator. Drops them if it has no
-        reader.
+        """Sends records to the side output `tag` of one operator. Drops the records if the side
+        output has no reader.
         """
         side = node_index, tag
         writers = self._side.get(side)
@@ -515,8 +516,8 @@ class TaskOutput:
                 writer.partition.broadcast_event(barrier)
 
     def await_passage(self, checkpoint_id: int, capture: ChannelStateCapture) -> None:
-        """Keeps `capture` open until the barrier has left every queue where it may still
-        overtake.
+        """Keeps `capture` open until the barrier has left every queue in which it may still
+        overtake data.
         """
         for writer in self._all:
             if writer.may_be_overtaken:

@@ -154,7 +154,7 @@ def was_finished(head: TaskOperatorContext) -> bool:
     """Returns whether the operators of all former subtasks had finished, so that they must not
     finish again.
 
-    If only some had finished, all start over.
+    If only some of them had finished, all operators start over.
     """
     state = head.operator_state.get_union_list_state(FINISHED)
     found = state.get()

@@ -133,7 +133,7 @@ class SourceInput:
         self._columnar = self._reader.columnar
         self._ns_per_record = float(slice_ns)  # One record at a time until the cost is known.
         self._over: dict[str, None] = {}
-        """Splits that the reader had read to their end when it last ran out of data.
+        """Splits that the reader had read to their end when the reader last ran out of data.
 
         Includes the splits of a reader that does not report finished splits.
         """
@@ -153,7 +153,7 @@ class SourceInput:
         """Whether each poll has to check if the source is held back."""
         self._report = report
         self._held: dict[str, None] = {}
-        """Splits that are not read because they are above the limit."""
+        """Splits that are not read because their event time is above the limit."""
         self._waiting: asyncio.Task[None] | None = None
         idle_after_ms = None if strategy is None else strategy.idle_after_ms
         self._idleness = None if idle_after_ms is None else IdlenessTimer(idle_after_ms)
@@ -265,14 +265,16 @@ class SourceInput:
 
     @property
     def emitted(self) -> tuple[int, int | None]:
-        """Time at which the last records arrived (initially the time of creation), and their event
-        time.
+        """The time at which the last records arrived (initially the time of creation), and the
+        event time of these records.
         """
         return self._emitted_ms, self._emitted_timestamp
 
     @property
     def pending(self) -> Callable[[], float] | None:
-        """Returns the number of records that wait to be read, if the reader knows it."""
+        """A function that returns the number of records that wait to be read. None if the reader
+        does not know this number.
+        """
         reader = self._reader
         return None if reader.pending_records is None else lambda: reader.pending_records or 0
 

@@ -61,7 +61,7 @@ class SplitWatermarks:
     def open(self, splits: Sequence[Split], finished: Sequence[Split]) -> None:
         """Continues each of `splits` at its event time.
 
-        If there are none, continues at the event time that the task had after the last of the
+        If `splits` is empty, continues at the event time that the task had after the last of the
         `finished` splits.
         """
         if self._strategy is None:
@@ -155,7 +155,8 @@ class SplitWatermarks:
         """Advances the watermark if the splits in `idle` held it back, and returns whether it has
         advanced.
 
-        It does not advance while all splits are idle, because then the whole task is idle.
+        The watermark does not advance while all splits are idle, because then the whole task is
+        idle.
         """
         self._forget_finished("")
         least = self._least(idle, "")

@@ -251,7 +251,7 @@ class StreamTask:
     async def _open(self) -> NetworkLoop | SourceLoop:
         """Makes the parts of the task, restores their state, and opens them.
 
-        The source is opened last. It may have been stopped by then.
+        The source is opened last. A request to stop the source may have arrived by then.
         """
         restore, runtime = self.descriptor.restore, self._runtime
         assembly = TaskAssembly(
@@ -571,7 +571,7 @@ class StreamTask:
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
         """Begins a checkpoint here, because no upstream task will send its barrier.
 
-        Declined while the task does not run.
+        While the task does not run, the checkpoint is declined.
         """
         self._mail.trigger(barrier)
 

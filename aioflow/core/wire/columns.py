@@ -64,7 +64,7 @@ stay valid.
 """
 
 ENTRIES_PER_RECORD = 4
-"""Maximum ratio of the new entries of a batch to its records.
+"""Maximum ratio of the number of new entries of a batch to the number of its records.
 
 Above this ratio the batch contains the entries that it uses, which is cheaper.
 """
@@ -93,8 +93,9 @@ class EntryTables:
         """Returns the number of the table for `entries`, and how many entries of the table were
         sent before.
 
-        Returns None if the table cannot be used, so that the batch has to contain its entries.
-        `records` is the number of records of the batch. New entries count as sent after `commit`.
+        Returns None if the table cannot be used, so that the encoded batch has to contain its
+        entries itself. `records` is the number of records of the batch. New entries count as sent
+        after `commit`.
         """
         if type(entries) is not GrowingList:
             return None
@@ -370,7 +371,8 @@ def _coded_shapes(
 def _floats(values: np.ndarray) -> tuple[str, bytes]:
     """Returns the dtype and the bytes of `values`.
 
-    Floats that lose no digits, such as whole numbers, halves and eighths, take half the bytes.
+    Floats that lose no digits in four bytes, such as whole numbers, halves and eighths, take half
+    the bytes.
     """
     import numpy as np
 
@@ -502,7 +504,7 @@ def _flags(valid: bytes | None, size: int, of_each: int) -> Any:
 def _records(kind: str, columns: dict[Any, Column], length: int, codec: Codec) -> Column:
     """Returns records of the class `kind`, as columns if the class has not changed.
 
-    If the class has changed since they were written, the records are made one by one.
+    If the class has changed since the records were written, they are made one by one.
     """
     names = tuple(columns)
     try:

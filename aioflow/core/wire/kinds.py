@@ -252,7 +252,8 @@ def creator(
 ) -> Callable[..., Any]:
     """Returns a function that makes an instance from the values of all fields, in their order.
 
-    `added` are the fields that the writer did not have. Their values are defaults.
+    `added` are the fields that the writer of the values did not have. The values for these fields
+    are defaults.
     """
     if kind is Kind.STRUCT:
         return _struct_creator(cls, fields)

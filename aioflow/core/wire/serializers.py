@@ -208,8 +208,8 @@ class Codec:
         """Returns the bytes of the pairs of `firsts` and `seconds`, at most 8,192 pairs.
         `decode_batch` returns the pairs as tuples.
 
-        The bytes may differ from those of `encode_batch`. Does not make the tuples if both columns
-        are scalars, or tuples of scalars.
+        The bytes may differ from those of `encode_batch`. No tuples are made in between if both
+        lists contain scalars, or tuples of scalars.
         """
         columns: list[Sequence[Any]] = []
         layouts = [firsts and lay_out(column, SCALARS, columns) for column in (firsts, seconds)]

@@ -6,8 +6,8 @@ imports: it searches the registered types, then the modules that are loaded alre
 only the classes of `core.wire.kinds`. Instances are made from their fields,
 without running the user's `__init__`.
 
-The names of the fields are encoded too, once a batch. A field that was added since is restored from
-its default, and a removed field is dropped, with one warning for each class.
+The names of the fields are encoded too, once a batch. A field that was added to the class since
+then gets its default, and a removed field is dropped, with one warning for each class.
 """
 
 from __future__ import annotations

@@ -188,7 +188,9 @@ class Tagger:
         self._scalars = _SAFE_SCALARS if careful else SCALARS
 
     def tag(self, value: Any, depth: int = 0) -> Any:
-        """Returns the tagged tree of `value`, which shares its scalars. Raises TypeNotSupported."""
+        """Returns the tagged tree of `value`. The tree shares the scalars of `value`. Raises
+        TypeNotSupported.
+        """
         kind = type(value)
         if kind in self._scalars:
             return value
