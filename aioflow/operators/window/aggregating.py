@@ -1,5 +1,5 @@
-"""The common base of windows that add each record once, on arrival, instead of once to each of its
-windows.
+"""The common base of window operators that add each record only once, on arrival, and not once to
+each of its windows.
 
 These windows have an aggregate and no other function that needs the elements. `slice_window` and
 `session_window` define how records are added and when windows fire.
@@ -33,16 +33,16 @@ __all__ = ["AddingWindowOperator"]
 
 
 class AddingWindowOperator(Operator, ABC):
-    """The base class of window operators that add each record once. It owns the aggregate, the
-    window function, and the output.
+    """The base class of window operators that add each record once. The base class owns the
+    aggregate, the window function, and the output.
 
-    Subclasses own the state.
+    Subclasses own the state of the windows.
     """
 
     _state: KeyedStateBackend
     _out: ResumableOutput
     _batch: RecordBatch | None = None
-    """The batch that is being processed while work is suspended."""
+    """The batch whose processing is suspended between two pieces of output."""
     _position = 0
     """The number of processed records of `_batch`."""
     _at_rest = False
@@ -93,8 +93,9 @@ class AddingWindowOperator(Operator, ABC):
         return self._out.pending and self._batch is not None
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the records behind the windows that fire. Windows that have not fired are in
-        state.
+        """Returns the rest of the batch, which is processed after the windows that fire now.
+
+        Windows that have not fired are in state.
         """
         batch = self._batch
         if batch is None or not self._at_rest or not self._out.pending:
@@ -104,7 +105,7 @@ class AddingWindowOperator(Operator, ABC):
     @property
     @abstractmethod
     def _event_time_reached(self) -> int:
-        """Event time, in milliseconds, up to which all windows have fired."""
+        """Event time in milliseconds; all windows that end up to this time have fired."""
 
     def _fold_by(self, batch: RecordBatch) -> None:
         """Chooses the form of the aggregate for `batch`, which contains either whole elements or
@@ -117,7 +118,7 @@ class AddingWindowOperator(Operator, ABC):
         )
 
     def _unfit(self, batch: RecordBatch) -> StateError:
-        """Returns the error for records without timestamps or keys."""
+        """Returns the error for a batch without timestamps or keys."""
         return StateError(
             f"window {self.ctx.name!r}: a batch without "
             f"{'keys' if batch.timestamps else 'timestamps'}; event-time "
@@ -132,10 +133,10 @@ class AddingWindowOperator(Operator, ABC):
         keys: Sequence[Any],
         results: Sequence[Any],
     ) -> None:
-        """Emits the output of the window function for each key's result, at the last instant of
-        `window`.
+        """Calls the window function by `call` for each of `keys` and its result in `results`, and
+        emits the output.
 
-        `call` calls the window function.
+        The output has the last instant of `window` as timestamp and follows `watermark`.
         """
         add, time = self._out.add, window.max_timestamp
         key = None

@@ -1,15 +1,15 @@
-"""Windows as data: windows, assigners, and evictors, which choose the elements that a firing window
-keeps.
+"""Windows as data: assigners, which assign elements to windows, and evictors, which choose the
+elements that a firing window keeps.
 
 The classes follow Flink's `api.windowing`; triggers have a module of their own. Nothing here
-touches a stream: the operators of windows call these objects. Every object is
-immutable and shared by all subtasks.
+touches a stream: the window operators call these objects. Every object is immutable and shared by
+all subtasks.
 
-Times are int ms and may be negative; a window [start, end) holds its `max_timestamp`, `end - 1`, as
-its last instant.
+Times are int ms and may be negative. The last instant of a window [start, end) is its
+`max_timestamp`, `end - 1`.
 
-The arithmetic over int milliseconds is here too: the bounds of slices and windows, the next time at
-which work is due, and lateness.
+The module also contains the arithmetic over int milliseconds: the bounds of slices and windows, the
+next time at which work is due, and lateness.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ __all__ = [
 
 
 class SliceGrid:
-    """The arithmetic of slices and windows. It has no state, and works for times of any sign.
+    """The arithmetic of slices and windows. It has no state, and also works for negative times.
 
-    All divisions floor, so negative times need no special case.
+    A slice is `width` ms long, the greatest common divisor of `size` and `slide`, so each window is
+    a whole number of slices.
     """
 
     __slots__ = ("lateness", "offset", "size", "slide", "width")
@@ -88,17 +89,17 @@ class SliceGrid:
         return slice_start - (slice_start - self.offset) % self.slide + self.size
 
     def next_end(self, watermark: int) -> int:
-        """Returns the first end of a window that the watermark has not passed.
+        """Returns the first end of a window that `watermark` has not passed.
 
-        That is the least end with `end - 1 > watermark`.
+        This is the least end with `end - 1 > watermark`.
         """
         origin = self.offset + self.size
         return watermark + 1 - (watermark + 1 - origin) % self.slide + self.slide
 
     def deadline(self, watermark: int) -> int:
-        """Returns the next watermark at which a window fires or is dropped.
+        """Returns the first watermark above `watermark` at which a window fires or is dropped.
 
-        After the end of time it is above MAX_WATERMARK.
+        The result is above MAX_WATERMARK only if `watermark` is MAX_WATERMARK.
         """
         if watermark < MAX_WATERMARK:
             return min(self._deadline(watermark), MAX_WATERMARK)
@@ -111,9 +112,9 @@ class SliceGrid:
         return min(fires, self.next_end(watermark - self.lateness) - 1 + self.lateness)
 
     def live_from(self, watermark: int) -> int:
-        """Returns the timestamp from which on records are only added to their slice.
+        """Returns the timestamp from which on a record is only added to its slice.
 
-        Earlier records fire windows again or are dropped.
+        Records with an earlier timestamp make windows fire again, or are dropped.
         """
         if self.lateness:
             # No window of the slice may have fired, so the slice begins at or after the last end
@@ -135,8 +136,8 @@ _RESULTS = list[WindowResult[Any, Any]]
 
 
 def window_fn_results(made: Any) -> Iterable[Any]:
-    """Returns the results of a plain `window_fn(key, window, value)` as elements: one value, or all
-    values of a generator function.
+    """Returns `made`, the result of a plain `window_fn(key, window, value)`, as elements: one
+    value, or all values of a generator.
     """
     return made if type(made) is GeneratorType else (made,)
 
@@ -144,7 +145,7 @@ def window_fn_results(made: Any) -> Iterable[Any]:
 def window_results(
     keys: Iterable[Any], start: int | None, end: int | None, values: Iterable[Any]
 ) -> list[WindowResult[Any, Any]]:
-    """Returns the result of each key of one window. Keys and values are not converted.
+    """Returns a `WindowResult` for each key of one window, from `keys` and their `values`.
 
     This takes 0.65 of the time of a call of `tuple.__new__` for each result.
     """
@@ -153,16 +154,17 @@ def window_results(
 
 
 class WindowAssigner(Protocol):
-    """Assigns an element to windows.
+    """The interface of an object that assigns elements to windows.
 
-    `timestamp` is event time, or processing time for a processing-time assigner.
+    The argument `timestamp` of `assign` is event time, or processing time for a processing-time
+    assigner.
     """
 
     @property
     def is_event_time(self) -> bool: ...
     @property
     def is_merging(self) -> bool:
-        """Whether windows that touch are merged (sessions)."""
+        """Whether windows that overlap or touch are merged, as sessions are."""
 
     def assign(self, value: Any, timestamp: int) -> Sequence[Window]: ...
     def default_trigger(self) -> Trigger[Any]: ...
@@ -170,7 +172,7 @@ class WindowAssigner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TumblingWindows:
-    """Assigner of adjacent windows of `size` ms. A window starts at `offset` plus any multiple of
+    """Assigner of adjacent windows of `size` ms. Windows start at `offset` plus each multiple of
     `size`.
     """
 
@@ -224,7 +226,7 @@ class SlidingWindows:
 class SessionWindows:
     """Assigner of sessions: each element opens [t, t + gap); windows that overlap or touch merge.
 
-    `gap` is ms or a function of the element.
+    `gap` is a number of ms, or a function of the element that returns one.
     """
 
     gap: int | Callable[[Any], int | Duration]
@@ -255,7 +257,7 @@ class SessionWindows:
 class GlobalWindows:
     """Assigner of one window for all elements of a key.
 
-    The window never fires by itself, or with `at_end` when event time ends.
+    By default the window never fires by itself. With `at_end` it fires when event time ends.
     """
 
     at_end: bool = False
@@ -276,7 +278,8 @@ class GlobalWindows:
 def tumbling(size: Duration, offset: Duration | int = 0, *, time: str = "event") -> TumblingWindows:
     """Returns an assigner of adjacent windows of `size`.
 
-    `offset` (a duration, or int ms, which may be negative) moves their starts; |offset| < size.
+    `offset` moves the starts of the windows. It is a duration, or a number of ms, which may be
+    negative; |offset| < size.
     """
     size_ms = positive_ms(size, "tumbling", "size")
     offset_ms = signed_ms(offset, "tumbling", "offset")
@@ -291,7 +294,7 @@ def sliding(
 ) -> SlidingWindows:
     """Returns an assigner of windows of `size`, one starting every `slide`.
 
-    `offset` as in `tumbling`; |offset| < slide.
+    `offset` moves the starts of the windows, as in `tumbling`; |offset| < slide.
     """
     size_ms, slide_ms = positive_ms(size, "sliding", "size"), positive_ms(slide, "sliding", "slide")
     offset_ms = signed_ms(offset, "sliding", "offset")
@@ -311,9 +314,9 @@ def sliding(
 def session(
     gap: Duration | Callable[[Any], int | Duration] | Expr[Any], *, time: str = "event"
 ) -> SessionWindows:
-    """Returns an assigner of windows that end after `gap` without an element.
+    """Returns an assigner of session windows, which end after `gap` without an element.
 
-    `gap` may be a function of the element, giving a duration or int ms.
+    `gap` may be a function of the element that returns a duration or a number of ms.
     """
     is_event = is_event_time(time, "session")
     if isinstance(gap, Expr):
@@ -326,9 +329,9 @@ def session(
 
 @explained
 def global_window(at_end: bool = False, *, time: str = "event") -> GlobalWindows:
-    """Returns an assigner of one window for each key.
+    """Returns an assigner of one window for all elements of a key.
 
-    It needs a trigger, or `at_end=True` for one result for each key at the end of the input.
+    Such a window needs a trigger, or `at_end=True` for one result per key at the end of the input.
     """
     is_event_time(time, "global_window")
     return GlobalWindows(at_end)
@@ -345,7 +348,7 @@ class TimestampedValue(NamedTuple, Generic[T]):
 
 
 class EvictorContext(Protocol):
-    """The clocks that an evictor may read, as the context of its methods."""
+    """The context of an evictor's methods: the clocks that it may read."""
 
     @property
     def current_watermark(self) -> int | None: ...
@@ -354,21 +357,21 @@ class EvictorContext(Protocol):
 
 
 class Evictor(Generic[T]):
-    """Drops elements of a window that fires, before or after the window function.
+    """Drops elements of a window that fires, before or after the window function is called.
 
-    Elements are in order of arrival.
+    The lists of elements are in order of arrival.
     """
 
     def evict_before(
         self, elements: list[TimestampedValue[T]], window: Any, ctx: EvictorContext
     ) -> list[TimestampedValue[T]]:
-        """Returns the elements that are passed to the window function and kept."""
+        """Returns the elements to pass to the window function; the window keeps only these."""
         return elements
 
     def evict_after(
         self, elements: list[TimestampedValue[T]], window: Any, ctx: EvictorContext
     ) -> list[TimestampedValue[T]]:
-        """Returns the elements that are kept for the next firing."""
+        """Returns the elements that the window keeps for its next firing."""
         return elements
 
 
@@ -419,7 +422,7 @@ def last_kept(evictor: Evictor[Any] | None) -> int | None:
 def keeps_some(evictor: Evictor[Any] | None) -> bool:
     """Returns whether `evictor` is None or built in.
 
-    Such an evictor leaves no window empty, and accepts plain pairs as elements.
+    A built-in evictor leaves no window empty, and accepts plain pairs as elements.
     """
     return evictor is None or type(evictor) in (_KeepLast, _KeepWithin)
 

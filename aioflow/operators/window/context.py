@@ -1,12 +1,12 @@
-"""The contexts of triggers, evictors and window functions. There is one object of each kind, whose
-fields are set before each call.
+"""The contexts of triggers, evictors and window functions. An operator has one object of each kind,
+and sets its fields before each call.
 
 `MergingWindowSet` tracks the open session windows of a key, and the namespace of each window's
 contents. The design follows Flink's MergingWindowSet. When windows merge, the contents of the first
-stay in place and the contents of the others are added to them. So an open window has a *state
-window*: its initial window, which may differ from its present bounds. Open windows never overlap or
-touch. They are kept in order of time and found by bisection, because a key may have as many open
-windows as elements while the watermark does not advance.
+window stay in its namespace, and the contents of the others are added there. So an open window has
+a *state window*, which names this namespace: the bounds that the first window had initially. Open
+windows never overlap or touch. They are kept in order of time and found by bisection, because a key
+may have as many open windows as elements while the watermark does not advance.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Clocks:
 
     @property
     def current_watermark(self) -> int | None:
-        """The watermark, None before the first one."""
+        """The current watermark; None before the first one."""
         watermark = self._timers.current_watermark
         return None if watermark == MIN_WATERMARK else watermark
 
@@ -68,9 +68,9 @@ class _Clocks:
 
 
 class BoundTriggerContext(_Clocks):
-    """The `TriggerContext` of an operator, which sets its fields before each call.
+    """The `TriggerContext` that an operator passes to its trigger.
 
-    The operator sets `key`, `window` and, during a merge, `merged`.
+    The operator sets `key`, `window` and, during a merge, `merged`, the windows that are merged.
     """
 
     __slots__ = ("_merged_states", "_state", "key", "merged", "window")
@@ -109,8 +109,10 @@ class BoundTriggerContext(_Clocks):
         return self._state.get_state(descriptor, self._namespace())
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
-        """Merges reducing and list state of the merged windows into the state of the resulting
-        window.
+        """Merges the state of the `merged` windows that `descriptor` declares into the state of the
+        resulting window.
+
+        Only reducing state and list state can be merged.
         """
         if not isinstance(descriptor, ReducingStateDescriptor | ListStateDescriptor):
             raise StateError(
@@ -131,7 +133,9 @@ class BoundTriggerContext(_Clocks):
             self._merged_states.append(source)
 
     def end_merge(self) -> None:
-        """Drops the state of the windows that were merged into another."""
+        """Clears the state that `merge_partitioned_state` has merged into the state of another
+        window.
+        """
         for state in self._merged_states:
             state.clear()
         self._merged_states, self.merged = [], []
@@ -143,7 +147,9 @@ class BoundTriggerContext(_Clocks):
 
 
 class StateAccess:
-    """An object that returns the state of the current key in one namespace, for a descriptor."""
+    """Access to the state of the current key in one namespace: each method returns the state for a
+    descriptor.
+    """
 
     __slots__ = ("_namespace", "_state")
 
@@ -170,7 +176,7 @@ class StateAccess:
 class BoundWindowContext(_Clocks):
     """A `WindowContext`, which is also the context of evictors.
 
-    The operator sets `window`, `timestamp` and `watermark`.
+    The operator sets `window`, and the `timestamp` and `watermark` of results.
     """
 
     __slots__ = ("_merging", "_state", "global_state", "timestamp", "watermark", "window")
@@ -194,7 +200,9 @@ class BoundWindowContext(_Clocks):
 
     @property
     def window_state(self) -> StateAccess:
-        """State of the current key and window. `ProcessWindowFunction.clear` has to clear it."""
+        """State of the current key and window. `ProcessWindowFunction.clear` has to clear this
+        state.
+        """
         if self._merging:
             raise StateError(
                 f"window {self._ctx.name!r}: session windows merge, so they have no state of "
@@ -203,14 +211,14 @@ class BoundWindowContext(_Clocks):
         return StateAccess(self._state, tuple(self.window))
 
     def output(self, tag: OutputTag[Any], value: Any) -> None:
-        """Emits `value` to a side output, with the time of the window's results."""
+        """Emits `value` to a side output, with the timestamp of the window's results."""
         if not isinstance(tag, OutputTag):
             raise no_tag(tag)
         self._ctx.side_output(tag, value, self.timestamp, self.watermark)
 
 
 SETTINGS = f"{INTERNAL_PREFIX}session-settings"
-"""Union list state of session windows: their settings, from each subtask."""
+"""Name of the union list state with the settings of session windows, one entry per subtask."""
 
 
 class SessionSettings:
@@ -227,7 +235,9 @@ class SessionSettings:
             "gap": f"{gap} ms" if isinstance(gap, int) else "of each element",
         }
         self.changes: str | None = None
-        """The settings that differ from those of the restored state, with both values."""
+        """Describes the settings that differ from those of the restored state; None if none
+        differ.
+        """
 
     def restore(self, ctx: OperatorContext) -> None:
         """Compares the settings with the restored ones, and records them."""
@@ -243,7 +253,9 @@ class SessionSettings:
 
 
 def _spelled(part: object) -> str:
-    """Returns a trigger or an evictor as text: a built-in one as the call that makes it."""
+    """Returns a trigger or an evictor as text. For a built-in one, this is the call that makes
+    it.
+    """
     if part is None:
         return "none"
     name = type(part).__name__
@@ -256,14 +268,17 @@ def _spelled(part: object) -> str:
 
 
 Stored = tuple[list[int], list[int], list[tuple[int, int]]]
-"""Starts, ends and state windows, in order."""
+"""Stored form of the open windows of a key: their starts, their ends and their state windows.
+
+The three lists are parallel and in order of time.
+"""
 
 
 class Merge(NamedTuple):
     """The result of a merge of windows.
 
-    The contents of `moved_states` must be merged into `state`, and the triggers of `merged` into
-    `window`.
+    The windows `merged` have become `window`. The contents in the namespaces `moved_states` must be
+    merged into those in `state`, and the trigger state of `merged` into that of `window`.
     """
 
     window: TimeWindow
@@ -275,7 +290,8 @@ class Merge(NamedTuple):
 class MergingWindowSet:
     """The open windows of one key.
 
-    `stored` is the stored form that this object changes; None means that there is no open window.
+    `stored` is their stored form, which this object changes. None means that there is no open
+    window.
     """
 
     __slots__ = ("_ends", "_starts", "_states", "changed")
@@ -290,7 +306,9 @@ class MergingWindowSet:
 
     @property
     def stored(self) -> Stored:
-        """Returns the value to store when `changed`; empty without open windows."""
+        """The stored form of the open windows, to be written if `changed`; its lists may be
+        empty.
+        """
         return self._starts, self._ends, self._states
 
     def state_window(self, window: tuple[int, int]) -> tuple[int, int] | None:
@@ -299,7 +317,9 @@ class MergingWindowSet:
         return None if at is None else self._states[at]
 
     def add(self, window: TimeWindow) -> tuple[TimeWindow, Merge | None]:
-        """Adds `window`; returns the resulting window and the necessary merge, if any."""
+        """Adds `window`. Returns the window that results, and the `Merge` to carry out, None if
+        there is none.
+        """
         starts, ends, states = self._starts, self._ends, self._states
         start, end = window
         first, behind = bisect_left(ends, start), bisect_right(starts, end)
@@ -342,7 +362,7 @@ class MergingWindowSet:
 
 
 def joined(first: list[Any], second: list[Any]) -> list[Any]:
-    """Returns one list with the elements of two merged windows. Both lists have no other user.
+    """Returns one list with the elements of two merged windows. Nothing else uses the two lists.
 
     The shorter list is moved into the longer one, because a long session may merge with many short
     ones.

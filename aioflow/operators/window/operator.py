@@ -3,12 +3,12 @@ window. The design follows Flink's WindowOperator.
 
 The state is the table "window-contents", which maps window -> key -> accumulator (or list of
 elements). For sessions there is also the table "window-sessions", which maps a key to its open
-windows. The state of triggers is in the namespace of the window. Timers have the window as their
-namespace.
+windows. The state of triggers is in the namespace of the window. The namespace of a timer is its
+window.
 
-All work for an element or a timer is done before the next one, at the watermark in force for it. So
-results do not depend on the borders of batches. A window's state is dropped when the watermark
-passes `end - 1 + lateness`.
+All work for an element or a timer is done before the next element or timer, at the watermark that
+is in force for it. So results do not depend on the borders of batches. A window's state is dropped
+when the watermark passes `end - 1 + lateness`.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class WindowOperator(Operator):
     """An operator that assigns elements to windows, and emits the results of windows.
 
     With `aggregate` a window holds one accumulator and emits `WindowResult(key, start, end,
-    result)`, or the output of `window_fn` for it. `window_fn` is `fn(key, window, result)`, which
-    returns one value (a generator function: any number), or a ProcessWindowFunction, which gets the
-    one result. Without `aggregate`, a window holds its elements, and `process(key, ctx, elements)`
-    returns the results.
+    result)`, or the output of `window_fn` for it. `window_fn` is a function `fn(key, window,
+    result)` that returns one value, a generator function, or a ProcessWindowFunction, which gets
+    the one result. Without `aggregate`, a window holds its elements, and `process(key, ctx,
+    elements)` returns the results.
 
-    Results have the timestamp `end - 1`. Results of a global window have the time of the element or
-    timer that fired it.
+    The timestamp of a result is `end - 1`. A result of a global window has the timestamp of the
+    element or timer that fired the window.
     """
 
     _state: KeyedStateBackend
@@ -94,13 +94,13 @@ class WindowOperator(Operator):
     _timers: InternalTimerService
     _batch: RecordBatch | None = None
     _position = 0
-    """Number of processed records of `_batch`, the batch that is being processed."""
+    """Number of records of `_batch`, the batch in progress, that are processed."""
     at_rest = False
     """Whether a checkpoint can store the state and the rest of the batch at this moment."""
     _reached = MIN_WATERMARK
-    """Event time before the timers that fire now."""
+    """Event time that was reached before the timers that fire now."""
     unfired: Unfired | None = None
-    """The timers that fire now, known while a window emits its results in pieces."""
+    """The timers that fire now, while a window emits its results in pieces; otherwise None."""
     _trigger_ctx: BoundTriggerContext
     _window_ctx: BoundWindowContext
     _out: ResumableOutput
@@ -135,16 +135,18 @@ class WindowOperator(Operator):
             raise TypeError("a window needs an aggregate or a process function")
         own = None if self._process is None else self._process.function
         self._cleared = own if isinstance(own, ProcessWindowFunction) else None
-        """The function that clears its own state of a window."""
+        """The window function that clears its state of a window; None if there is no such
+        function.
+        """
         self._has_one_result = not self._functions and keeps_some(evictor)
-        """Whether a window that fires has one result, and calls no user functions except those of
-        its aggregate.
+        """Whether each firing has exactly one result and calls no user functions except those of
+        the aggregate.
         """
         self._lateness = lateness_ms
         self.late_tag = late_tag
         self.rests: deque[Iterator[None]] = deque()
-        """Remaining work of windows that have fired: a window may have more results than there is
-        room for.
+        """Remaining work of windows that have fired, because a window may have more results than a
+        piece accepts.
         """
         self._spelling = KeySpelling()
         self._settings: SessionSettings | None = None
@@ -186,7 +188,9 @@ class WindowOperator(Operator):
             await function.open(ctx)
 
     def _made_runs(self) -> WindowRuns | None:
-        """Returns the `Runs` of this operator, or None if elements have to be added one by one."""
+        """Returns the `WindowRuns` of this operator, or None if elements have to be added one by
+        one.
+        """
         assigner, evictor = self._assigner, self._evictor
         by_event_time = assigner.is_event_time or isinstance(assigner, GlobalWindows)
         plain = plain_trigger(self._trigger, is_event_time=by_event_time)
@@ -217,8 +221,8 @@ class WindowOperator(Operator):
         """Checks that the restored state belongs to windows of the same kind.
 
         Each open session must be in the table of sessions. Contents without a session would never
-        fire, and neither would contents of sessions in an operator with other windows. Slices and
-        sessions by key keep their state in tables of other names, which a task rejects as unclaimed
+        fire, nor would contents of sessions in an operator with other windows. Other window
+        operators keep their state in tables of other names, which a task rejects as unclaimed
         state.
         """
         merging, held = self._assigner.is_merging, bool(self._sessions.namespaces())
@@ -260,7 +264,10 @@ class WindowOperator(Operator):
         return self._batch is not None
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the records behind the windows that fire. Unfired windows are in state."""
+        """Returns the rest of the batch, which is processed after the windows that fire now.
+
+        Windows that have not fired are in state.
+        """
         if self._batch is None or not self.at_rest or self.rests:
             return None
         return Unprocessed.rest_of(self._batch, self._position, self._timers.current_watermark)
@@ -274,9 +281,10 @@ class WindowOperator(Operator):
         return out.resume(max_records) if out.pending else out.start(self._drain(), MIN_WATERMARK)
 
     def finish(self) -> RecordBatch:
-        """Fires the processing-time timers that no clock will reach, in their order, each once.
+        """Fires the waiting processing-time timers in order, because the input has ended before
+        their time.
 
-        Results beyond the first piece are pending.
+        Returns the first piece of the results. `has_pending` reports the others.
         """
         return self._out.start(
             self._fire_all(self._timers.take_waiting(), event=False), MIN_WATERMARK
@@ -328,7 +336,9 @@ class WindowOperator(Operator):
             raise
 
     def _held_keys(self) -> Iterator[Any]:
-        """Yields all keys with contents, once for each window, read on demand."""
+        """Yields the keys of each window, so a key may be yielded several times. State is read on
+        demand.
+        """
         for namespace in self._contents.namespaces():
             yield from self._contents.peek(namespace)
 
@@ -346,7 +356,11 @@ class WindowOperator(Operator):
     def _fire_all(
         self, due: Iterator[tuple[int, Any, tuple[int, ...]]], *, event: bool
     ) -> Iterator[None]:
-        """Fires the timers of `due`. Advancing the iterator sets the current key."""
+        """Fires the timers (time, key, namespace) of `due`, which sets the current key for each of
+        them.
+
+        `event` tells whether they are event-time timers. Yields between two pieces of the output.
+        """
         out, state = self._out, self._state
         for time, key, namespace in due:
             rest = self.fire_timer(time, key, namespace, event=event)
@@ -367,8 +381,9 @@ class WindowOperator(Operator):
     def rest_amid_timers(self) -> Iterator[None]:
         """Yields once. At this yield a checkpoint can store the timers that have not fired.
 
-        In it their instant is not reached, so they fire after a restore before the next element.
-        Overdue timers wait for the next advance of event time, as they would without a restore.
+        In the checkpoint, the time of these timers is not reached, so they fire after a restore,
+        before the next element. Overdue timers wait for the next advance of event time, as they
+        would without a restore.
         """
         self._timers.current_watermark = max(self._reached, self._timers.event_time_done)
         self.at_rest = True
@@ -437,7 +452,9 @@ class WindowOperator(Operator):
         self._register_cleanup(key, window)
 
     def _add_to_session(self, key: Any, value: Any, timestamp: int | None, window: Any) -> bool:
-        """Adds an element to its session. Returns False if this session is already over."""
+        """Adds an element to its session, which may merge sessions. Returns False if this session
+        is over already.
+        """
         table = self._sessions.of_key(None, key)
         sessions = MergingWindowSet(table.get(key))
         grown, merge = sessions.add(window)
@@ -503,7 +520,7 @@ class WindowOperator(Operator):
             )
 
     def _take(self, key: Any, namespace: tuple[int, ...]) -> Any:
-        """Removes and returns the contents of a window."""
+        """Removes and returns the contents of `key` in the window with this namespace."""
         table = self._contents.of_key(namespace, key)
         held = table.pop(key, _ABSENT)
         self._contents.removed(namespace, key)
@@ -517,7 +534,8 @@ class WindowOperator(Operator):
     def _on_processing_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
         """Handles a processing-time timer. Runs as mail.
 
-        Work for which this mail has no room is done in pieces, like due event-time work.
+        If the output of this mail is full, the work is left to later pieces, as for event-time
+        timers.
         """
         out = self._out
         if self.rests or out.pending or out.full:
@@ -531,7 +549,11 @@ class WindowOperator(Operator):
     def fire_timer(
         self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool
     ) -> Iterator[None] | None:
-        """Handles a due timer. Returns the remaining work, as `_act` does."""
+        """Handles a due timer: asks the trigger, and drops the window if it is over. `event` tells
+        whether the timer is an event-time timer.
+
+        Returns the remaining work, or None, as `_act` does.
+        """
         window: Window = TimeWindow(*namespace) if namespace else GLOBAL
         contents = namespace
         if self._assigner.is_merging:
@@ -563,7 +585,7 @@ class WindowOperator(Operator):
         return None
 
     def _forget(self, key: Any, window: Window, namespace: tuple[int, ...]) -> None:
-        """Drops all state of a window."""
+        """Drops all state of `key` in a window."""
         self._take(key, namespace)
         self._trigger_ctx.window = window
         self._trigger.clear(window, self._trigger_ctx)
@@ -575,7 +597,7 @@ class WindowOperator(Operator):
             self._store_sessions(table, key, sessions)
 
     def clear_process(self, window: Window) -> None:
-        """Has the window function clear its state of a window that is dropped."""
+        """Calls `clear` of the window function, because `window` is dropped."""
         if self._cleared is not None:
             self._window_ctx.window = window
             self._cleared.clear(self._window_ctx)
@@ -633,8 +655,9 @@ class WindowOperator(Operator):
     ) -> Iterator[None] | None:
         """Carries out the decision `result` of the trigger, and drops the window if it is `over`.
 
-        Returns the remaining work, if there are more results than the current piece accepts. `time`
-        is the time of the element or timer, which is the time of results of a global window.
+        Returns the remaining work if there are more results than the current piece accepts,
+        otherwise None. `time` is the time of the element or timer; results of a global window get
+        this timestamp.
         """
         if result is TriggerResult.FIRE or result is TriggerResult.FIRE_AND_PURGE:
             held = self._contents.peek(namespace).get(key, _ABSENT)
@@ -660,9 +683,10 @@ class WindowOperator(Operator):
         *,
         over: bool,
     ) -> Iterator[None] | None:
-        """Emits the results of a window with the contents `held`.
+        """Emits the results of `window` for `key`, whose contents are `held`.
 
-        Returns the remaining work, as `_act` does; it includes the rest of the decision `result`.
+        Returns None if all results were emitted. Otherwise returns the remaining work, which also
+        carries out the rest of the trigger's decision `result`.
         """
         try:
             if self._has_one_result and self._out.room > 0:
@@ -699,7 +723,8 @@ class WindowOperator(Operator):
         *,
         over: bool,
     ) -> Iterator[None]:
-        """Emits the remaining `results` in pieces, and then completes the firing of the window.
+        """Emits the remaining `results` in pieces, and then carries out the rest of the trigger's
+        decision `result`.
 
         Other windows may be processed in between.
         """
@@ -718,7 +743,9 @@ class WindowOperator(Operator):
         self._acted(result, key, window, namespace, over=over)
 
     def _rest_amid_results(self) -> Iterator[None]:
-        """Yields once. No checkpoint can be taken then, amid the results of a user function."""
+        """Yields once, amid the results of a user function. No checkpoint can be taken at this
+        yield.
+        """
         yield
 
     def _bind(self, window: Window, timestamp: int | None, watermark: int) -> None:

@@ -1,8 +1,8 @@
-"""Chooses the operator for a window specification: one that works by batch if the results are the
-same, else one that works window by window.
+"""Chooses the operator for a window specification: an operator that processes whole batches if the
+results are the same, otherwise one that processes each element.
 
-`explain()` shows the reason. Every mistake that can be detected here raises GraphError, when the
-flow is built.
+`explain()` shows the reason for the choice. Every mistake that can be detected here raises
+GraphError when the flow is built.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 _BY_ARRIVAL = (Collect, First, Last, MaxBy, MinBy, Top)
 """Aggregates whose results depend on the order of arrival.
 
-Slices do not keep this order, because they are merged in order of time.
+Windows by slice do not keep this order, because slices are merged in order of time.
 """
 
 _EMPTY: Any = object()
@@ -124,11 +124,13 @@ class WindowSpec:
 
     assigner: WindowAssigner
     aggregate: Any = None
-    """An aggregate, or the class of an aggregate."""
+    """An aggregate, the class of one, or None."""
     process: Any = None
-    """A ProcessWindowFunction, or the class of one, that gets all elements."""
+    """A ProcessWindowFunction that gets all elements, the class of one, or None."""
     window_fn: Any = None
-    """A ProcessWindowFunction or `fn(key, window, value)` over the one result of `aggregate`."""
+    """A ProcessWindowFunction or `fn(key, window, value)` for the result of `aggregate`, or
+    None.
+    """
     trigger: Trigger[Any] | None = None
     evictor: Evictor[Any] | None = None
     lateness_ms: int = 0
@@ -137,7 +139,7 @@ class WindowSpec:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """The chosen operator: `factory` makes one for each subtask.
+    """The chosen operator. `factory` makes the operator of a subtask.
 
     `reason` explains the choice for `explain()`.
     """
@@ -153,7 +155,7 @@ def count_window(
     """Returns the assigner, trigger and evictor of a count window.
 
     The window contains the last `size` elements, and fires at every `slide`-th element. Without
-    `slide` each `size` elements are a window.
+    `slide`, the windows do not overlap: each `size` elements are one window.
     """
     for name, n in (("size", size), ("slide", slide)):
         if n is not None and (type(n) is not int or n <= 0):
@@ -171,7 +173,9 @@ def count_window(
 
 
 def check_window(assigner: Any, trigger: Any, evictor: Any, lateness_ms: int) -> None:
-    """Raises GraphError if the arguments do not fit together. Also called for windows of joins."""
+    """Raises GraphError if the arguments of a window do not fit together. Also called for window
+    joins.
+    """
     if not hasattr(assigner, "assign"):
         hint = (
             f"; windows one after the other are window(af.tumbling({assigner!r}))"
@@ -208,7 +212,7 @@ def check_window(assigner: Any, trigger: Any, evictor: Any, lateness_ms: int) ->
 
 
 def plan_window(spec: WindowSpec) -> WindowPlan:
-    """Returns the plan for `spec`. Raises GraphError."""
+    """Returns the plan for `spec`. Raises GraphError if `spec` contains a mistake."""
     assigner = spec.assigner
     check_window(assigner, spec.trigger, spec.evictor, spec.lateness_ms)
     aggregate = None if spec.aggregate is None else resolve_aggregate(spec.aggregate)
@@ -249,7 +253,7 @@ def plan_window(spec: WindowSpec) -> WindowPlan:
 
 
 def _why_not_batched(spec: WindowSpec, aggregate: FoldingAggregate | None) -> str:
-    """Returns why the window cannot add a batch at a time; empty if it can."""
+    """Returns the reason why the window cannot process whole batches; empty if it can."""
     assigner = spec.assigner
     if not isinstance(assigner, TumblingWindows | SlidingWindows | SessionWindows):
         return "only tumbling, sliding and session windows take a batch at a time"

@@ -1,10 +1,10 @@
-"""Adds runs of elements to their windows: part of a batch at once, without a call for each element.
+"""Adds runs of elements to their windows: many elements at once, without a call for each element.
 
-A *run* is a part of a batch in which no timer is due and no window of an element has passed its
-end. So no element of a run is late, and only a trigger that counts may fire a window within it. The
-trigger must be one of the built-in ones that `plain_trigger` describes. Then an element of an open
-window costs a few look-ups. Timers are registered with the first element of a key and window, since
-a plain trigger never deletes them while the window is open.
+A *run* is a part of a batch within which no timer is due and no element belongs to a window whose
+end has passed. So no element of a run is late, and only a trigger that counts may fire a window
+within the run. The trigger must be one of the built-in ones that `plain_trigger` describes. Then an
+element of an open window costs a few look-ups. Timers are registered with the first element of a
+key and window, since a plain trigger never deletes them while the window is open.
 
 State is the same as if `WindowOperator` had added each element by itself.
 """
@@ -51,21 +51,22 @@ if TYPE_CHECKING:
 __all__ = ["Unfired", "WindowRuns", "Windows", "as_lists", "takes_runs"]
 
 Unfired = tuple[int, Sequence[tuple[Any, tuple[int, ...]]]]
-"""The instant of timers that were popped, and (key, namespace) of each timer whose firing is not
-complete.
+"""The time of timers that were popped, and (key, namespace) of each timer that has not fired
+completely.
 """
 
 RUN_MAX = 512
-"""Maximum number of elements of a run, over all their windows.
+"""Maximum number of elements of a run. An element counts once for each of its windows.
 
-The RocksDB backend keeps twice as many announced keys of an operator in memory.
+The limit is half the number of announced keys that the RocksDB backend keeps in memory for an
+operator.
 """
 
 FIRED_TOGETHER = 512
-"""Maximum number of keys of one window whose contents are fetched together."""
+"""Maximum number of keys of one window whose contents are read from state together."""
 
 WINDOWS_MAX = 32
-"""Maximum number of windows of one element."""
+"""Maximum number of windows per element for which runs are used."""
 
 _ABSENT: Any = object()
 
@@ -81,11 +82,13 @@ class Windows(Protocol):
     """The interface that runs use of their operator."""
 
     rests: deque[Iterator[None]]
-    """Remaining work of windows that have fired."""
+    """Remaining work of windows that have fired, because a window may have more results than a
+    piece accepts.
+    """
     at_rest: bool
     """Whether a checkpoint can be taken at this moment."""
     unfired: Unfired | None
-    """The timers that fire now."""
+    """The timers that fire now, while a window emits its results in pieces; otherwise None."""
 
     def fire_window(
         self,
@@ -99,29 +102,32 @@ class Windows(Protocol):
         *,
         over: bool,
     ) -> Iterator[None] | None:
-        """Emits the results of a window with the contents `held`.
+        """Emits the results of `window` for `key`, whose contents are `held`.
 
-        Returns the remaining work, which includes the rest of the decision `result`, or None if it
-        emitted all results. The current key is set.
+        Returns None if all results were emitted. Otherwise returns the remaining work, which also
+        carries out the rest of the trigger's decision `result`. The caller must have set the
+        current key.
         """
 
     def fire_timer(
         self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool
     ) -> Iterator[None] | None:
-        """Handles a due timer. Returns the remaining work."""
+        """Handles a due timer; `event` tells whether it is an event-time timer. Returns the
+        remaining work, or None.
+        """
 
     def rest_amid_timers(self) -> Iterator[None]:
         """Yields once. At this yield a checkpoint can store the timers that have not fired."""
 
     def clear_process(self, window: Window) -> None:
-        """Has the window function clear its state of a window that is dropped."""
+        """Calls `clear` of the window function, because `window` is dropped."""
 
     def name_error(self, error: BaseException, key: Any, window: Window) -> None:
         """Adds a note to `error` that names the window and its key."""
 
 
 class _Open:
-    """One window, as a run changes it."""
+    """A window that a run changes, with the entries of its tables for the keys of the run."""
 
     __slots__ = (
         "contents",
@@ -139,12 +145,14 @@ class _Open:
         self.window = window
         self.namespace = namespace
         self.dues = dues
-        """Times of the timers of each key."""
+        """Times of the timers that each key of the window needs."""
         self.last = window.max_timestamp
         self.contents: Any = None
         self.counts: Any = None
         self.nexts: Any = None
-        """Time of the next firing of each key, if the trigger fires in steps."""
+        """Maps each key to the time of its next firing, if the trigger fires in steps; otherwise
+        None.
+        """
         self.purged: list[Any] = []
         """Keys that were purged in this run."""
         self.uncounted: list[Any] = []
@@ -170,9 +178,11 @@ class WindowRuns:
         lateness_ms: int,
         alone: FoldingAggregate | None,
     ) -> None:
-        """`aggregate` is None if windows hold their elements, with their times for an `evictor`.
+        """`aggregate` is None if windows hold their elements, which have timestamps if there is an
+        `evictor`.
 
-        `alone` is the aggregate if its result is the result of the window, without other functions.
+        `alone` is the aggregate if its result is the result of the window. It is None if other
+        functions make the result.
         """
         self._trigger = trigger
         self._contents = contents
@@ -185,7 +195,9 @@ class WindowRuns:
         self._timed = evictor is not None
         self._lateness = lateness_ms
         self._last = last_kept(evictor)
-        """Maximum number of elements that a window keeps, the last ones; None without a limit."""
+        """Number of elements that the evictor `keep_last` keeps; None with another evictor or
+        without one.
+        """
         self._alone = None if self._timed and self._last is None else alone
         self._is_event_time = assigner.is_event_time
         self._register = (
@@ -203,13 +215,17 @@ class WindowRuns:
 
     @property
     def fires_at_end(self) -> bool:
-        """Whether the timer at the end of a window ends it. All other timers only fire it."""
+        """Whether the timer at the end of a window ends the window. All other timers only make the
+        window fire.
+        """
         return self._is_event_time and self._trigger.at_end and not self._lateness
 
     def end(self, batch: RecordBatch, begin: int) -> int:
-        """Returns the end of the run that begins at record `begin`, whose watermark is in force.
+        """Returns the index after the last record of the run that begins at record `begin`.
 
-        Returns `begin` if the windows of that record have to be examined one by one.
+        The watermark before that record must be in force.
+
+        Returns `begin` if the record there cannot be part of a run.
         """
         timers, watermarks, times = self._timers, batch.watermarks, batch.timestamps
         stop, reached = min(begin + self._run_max, len(batch.values)), timers.current_watermark
@@ -227,9 +243,10 @@ class WindowRuns:
         return stop
 
     def add(self, batch: RecordBatch, keys: Sequence[Any], begin: int, stop: int) -> int:
-        """Adds the run from `begin` to `stop`, and returns the index behind the last element.
+        """Adds the run from index `begin` up to `stop`, and returns the index after the last added
+        element.
 
-        Ends early if results are left, or if the output is full.
+        Stops before `stop` if results are left, or if the output is full.
         """
         values, own_keys = batch.values[begin:stop], keys[begin:stop]
         times = batch.timestamps and batch.timestamps[begin:stop]
@@ -264,7 +281,9 @@ class WindowRuns:
     def _fold(
         self, window: _Open, keys: Sequence[Any], values: list[Any], aggregate: FoldingAggregate
     ) -> int:
-        """Adds all elements to one window, and returns their number. None of them fires it."""
+        """Adds all `values` to one window, and returns their number. None of them makes the window
+        fire.
+        """
         contents, register, namespace = window.contents, self._register, window.namespace
         if window.dues:
             for key in dict.fromkeys(keys):
@@ -289,7 +308,9 @@ class WindowRuns:
         windows_of: Iterable[list[_Open]],
         reached: int,
     ) -> int:
-        """Adds elements from `begin` on until one of them ends the run.
+        """Adds elements from index `begin` on until one of them ends the run.
+
+        `windows_of` yields the windows of each element.
 
         `reached` is the watermark of the last element of the run. Returns the index after the last
         added element.
@@ -345,7 +366,7 @@ class WindowRuns:
     ) -> int:
         """Does the same as `_add_each` for a window that fires by its count alone.
 
-        Results are computed in this method, without the calls that other windows need.
+        Computes the results itself, without the calls that other windows need.
         """
         assert self._alone is not None and self._trigger.every is not None
         aggregate, last = self._alone, self._last
@@ -404,8 +425,9 @@ class WindowRuns:
     def _add_results(
         self, batch: RecordBatch, fired: list[int], keys: list[Any], window: Window, made: list[Any]
     ) -> None:
-        """Emits the results `made` of `window`. `fired` are the indices of the elements in `batch`
-        that made them due.
+        """Emits the results `made` of `window` for `keys`.
+
+        `fired` contains, for each result, the index in `batch` of the element that made it due.
         """
         times, watermarks, timers = batch.timestamps, batch.watermarks, self._timers
         if watermarks is not None:
@@ -428,7 +450,9 @@ class WindowRuns:
         )
 
     def _reached(self, batch: RecordBatch, at: int, key: Any, window: _Open, held: Any) -> bool:
-        """Fires `window`, whose count is reached. Returns whether the run has to pause."""
+        """Fires `window` for `key`, whose count is reached at record `at`. Returns whether the run
+        must pause.
+        """
         timers, watermarks, purges = self._timers, batch.watermarks, self._trigger.purges
         if watermarks is not None and watermarks[at] > timers.current_watermark:
             timers.current_watermark = watermarks[at]
@@ -450,7 +474,7 @@ class WindowRuns:
         return self._out.full
 
     def fire_due(self, watermark: int, reached: int) -> Iterator[None]:
-        """Fires the windows that are due up to `watermark`, the keys of one window together.
+        """Fires the windows that are due at `watermark`, all keys of a window together.
 
         `reached` is the watermark before this advance. Called only if `fires_at_end`.
         """
@@ -483,8 +507,9 @@ class WindowRuns:
         watermark: int,
         behind: Sequence[tuple[Any, tuple[int, ...]]],
     ) -> Iterator[None]:
-        """Fires `window` for `keys`. `behind` are the other timers that were popped and have not
-        fired.
+        """Fires `window` for `keys`, by their timers at `time`.
+
+        `behind` contains (key, namespace) of the other timers that were popped and have not fired.
         """
         out, state, windows = self._out, self._state, self._windows
         last, step = window.max_timestamp, self._trigger.step
@@ -550,7 +575,7 @@ class WindowRuns:
     def _open(
         self, keys: Sequence[Any], times: Sequence[int] | None
     ) -> tuple[Collection[_Open], Iterable[list[_Open]]]:
-        """Returns the windows of a run, and for each element the list of its windows."""
+        """Returns the windows of a run, and an iterable of the list of windows of each element."""
         grid = self._grid
         if grid is None:
             dues = (MAX_WATERMARK,) if self._trigger.at_end else ()
@@ -577,8 +602,10 @@ class WindowRuns:
     def _windows_at(
         self, grid: SliceGrid, start: int, keys: Sequence[Any], opened: dict[int, _Open]
     ) -> list[_Open]:
-        """Returns the windows of the slice at `start`, earliest first, prepared for changes of
-        `keys`.
+        """Returns the windows that contain the slice at `start`, earliest first.
+
+        Adds new ones to `opened`, by their end, and announces changes of `keys` to the state
+        backend.
         """
         found = []
         for end in range(grid.first_end(start), grid.last_end(start) + 1, grid.slide):
@@ -594,7 +621,9 @@ class WindowRuns:
         return found
 
     def _name(self, window: _Open, keys: Sequence[Any]) -> None:
-        """Announces the keys of `window` that are about to change to the state."""
+        """Announces to the state backend that the contents of `keys` in `window` are about to
+        change.
+        """
         window.contents = self._contents.of(window.namespace, keys)
         if self._trigger.every is not None:
             window.counts = self._counts.of(window.namespace, keys)
@@ -603,19 +632,19 @@ class WindowRuns:
 
     @property
     def _counts(self) -> StateTable:
-        """The table of the trigger's counts, declared when it is first used."""
+        """The table of the trigger's counts, which is declared on first use."""
         table: StateTable = self._state.get_state(TRIGGER_COUNT).table
         return table
 
     @property
     def _nexts(self) -> StateTable:
-        """The table of the times of next firings, declared when it is first used."""
+        """The table of the times of next firings, which is declared on first use."""
         table: StateTable = self._state.get_state(NEXT_FIRE).table
         return table
 
 
 class _ReadList(list[Any]):
-    """A list that knows how far it was read."""
+    """A list that records how far the latest iteration over it has come."""
 
     __slots__ = ("_left",)
 
@@ -634,9 +663,9 @@ class _ReadList(list[Any]):
 
 
 def _forget(table: StateTable, namespace: Any, entries: Any, removed: Iterable[Any]) -> None:
-    """Notes which keys of `entries` were removed and not added again.
+    """Tells the table which keys of `removed` are no longer in `entries`.
 
-    Drops a namespace without keys.
+    Drops the namespace if it has no entries left.
     """
     if not entries:
         table.drop(namespace)
@@ -647,7 +676,7 @@ def _forget(table: StateTable, namespace: Any, entries: Any, removed: Iterable[A
 
 
 def as_lists(batch: RecordBatch) -> RecordBatch:
-    """Returns `batch` as lists: its times and watermarks may be columns."""
+    """Returns `batch` with lists of values, timestamps and watermarks in place of columns."""
     if all(
         type(own) is list
         for own in (batch.values, batch.timestamps, batch.watermarks)

@@ -6,17 +6,17 @@ This operator is used with the default trigger, no evictor and no lateness. All 
 list of its elements.
 
 The state is the table "sessions", which maps a key to its open sessions. There is nearly always
-one: `[[start, end, accumulator]]`. Several sessions are kept in order of time as (their starts, a
-list of them). While the watermark waits a key may have as many sessions as elements, so they are
-found by bisection.
+one: `[[start, end, accumulator]]`. Several sessions are kept as a pair, (starts, sessions), in
+order of time. While the watermark does not advance, a key may have as many sessions as elements, so
+they are found by bisection.
 
 Invariants:
 
-* no open session of a key overlaps or touches another, and none is over: a session that the
-  watermark passes fires and is dropped;
+* no two open sessions of a key overlap or touch. A session that the watermark passes fires and is
+  dropped;
 * a key with open sessions has a timer at or before the last instant of each of them. When a session
-  grows, its timer stays. When the timer is due, it is registered again for the present end of the
-  session. So a session needs one timer per gap of its duration, not one per record;
+  grows, its timer stays. When the timer is due, another one is registered for the present end of
+  the session. So a session needs one timer per gap of its duration, not one per record;
 * a session fires when the watermark in force reaches `end - 1`, and `end - 2` is in force before
   its result.
 """
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 __all__ = ["SessionWindowOperator"]
 
 SESSIONS = "sessions"
-"""Name of the table key -> open sessions."""
+"""Name of the table that maps each key to its open sessions."""
 
 Session = list[Any]
-"""[start, end, accumulator]"""
+"""An open session: [start, end, accumulator]."""
 
 CONTENTS_BY_WINDOW = "window-contents"
 SESSIONS_BY_WINDOW = "window-sessions"
-"""Names of the tables of sessions with lateness, and with `process` in earlier versions."""
+"""Names of the tables of sessions with lateness. Earlier versions also used them with `process`."""
 
 _START: Callable[[Session], int] = itemgetter(0)
 _END: Callable[[Session], int] = itemgetter(1)
@@ -68,14 +68,15 @@ _ACCUMULATOR: Callable[[Session], Any] = itemgetter(2)
 
 
 class _Elements(Collect):
-    """The elements of a session, in order of arrival."""
+    """Aggregate that collects the elements of a session in order of arrival."""
 
     def merge(self, a: Any, b: Any) -> Any:
         return joined(a, b)  # Merged sessions have no other user.
 
 
 class SessionWindowOperator(AddingWindowOperator):
-    """A window operator that emits `WindowResult(key, start, end, result)` at `end - 1`.
+    """A session window operator that emits `WindowResult(key, start, end, result)` with timestamp
+    `end - 1`.
 
     With `window_fn`, emits the results of `window_fn(key, window, result)` instead. With `process`
     in the place of an aggregate, emits the results of `process(key, ctx, elements)`.
@@ -128,11 +129,11 @@ class SessionWindowOperator(AddingWindowOperator):
             self._state.clear_current_key()
 
     def _take_over(self) -> list[tuple[Any, TimeWindow]]:
-        """Continues with the sessions of an earlier version, or of a window that had lateness. Each
-        of these sessions was stored in a namespace of its own.
+        """Converts sessions that an earlier version, or a window with lateness, has stored in a
+        namespace each.
 
-        Their timers stay: each open session has one at its last instant. Sessions that had fired
-        and waited for late elements are dropped, and returned with their keys.
+        Their timers stay, since each open session has a timer at its last instant. Sessions that
+        had fired and waited for late elements are dropped, and returned with their keys.
         """
         dropped: list[tuple[Any, TimeWindow]] = []
         if SESSIONS_BY_WINDOW not in self._state.names():
@@ -189,7 +190,7 @@ class SessionWindowOperator(AddingWindowOperator):
         return empty_batch(self._out.watermark)
 
     def _run(self, batch: RecordBatch, begin: int) -> Iterator[None]:
-        """Processes `batch` from record `begin` on. Divides the batch where sessions have to fire.
+        """Processes `batch` from record `begin` on, divided where sessions have to fire.
 
         Yields whenever enough results were emitted.
         """
@@ -212,10 +213,11 @@ class SessionWindowOperator(AddingWindowOperator):
         return self._timers.event_time_done
 
     def _add(self, batch: RecordBatch) -> int:
-        """Adds the next records, before which no session has to fire, and returns their number.
+        """Adds records of `batch` up to the first before which a session has to fire. Returns the
+        number of added records.
 
-        The number may be less than the rest of the batch, because a record may begin a session that
-        fires before a later record.
+        Not all records may be added, because a record may begin a session that fires before a later
+        record.
         """
         # Columns read like a list.
         values, keys, watermarks = list(batch.values), batch.keys, batch.watermarks
@@ -278,7 +280,9 @@ class SessionWindowOperator(AddingWindowOperator):
         watermark: int,
         add: Callable[[Any, Any], Any],
     ) -> None:
-        """Adds an element that no single session contains: begins, extends or merges sessions."""
+        """Adds an element that does not simply extend the only session of `key`: begins, extends or
+        merges sessions.
+        """
         end, reached = start + self._gap, max(watermark, self._timers.current_watermark)
         starts, sessions = _in_order(table.get(key, []))
         first, behind = bisect_left(sessions, start, key=_END), bisect_right(starts, end)
@@ -299,7 +303,7 @@ class SessionWindowOperator(AddingWindowOperator):
     # Firing.
 
     def _advance(self, watermark: int) -> Iterator[None]:
-        """Fires the sessions that end up to `watermark`, in order."""
+        """Fires the sessions that `watermark` has passed, in order."""
         pop_due, out, processes = self._timers.pop_due, self._out, self._process is not None
         while (timer := pop_due(watermark)) is not None:
             key = timer[1]
@@ -315,9 +319,9 @@ class SessionWindowOperator(AddingWindowOperator):
         self._state.clear_current_key()
 
     def _ended(self, time: int, key: Any) -> Sequence[Session]:
-        """Handles a due timer of `key`: removes and returns the ended sessions.
+        """Handles a timer of `key` at `time`: removes and returns the sessions that have ended.
 
-        The others get another timer.
+        Registers another timer for the remaining sessions.
         """
         table = self._table.of_key(None, key)
         stored = table.get(key, [])
@@ -352,9 +356,10 @@ class SessionWindowOperator(AddingWindowOperator):
     def _emit_processed(
         self, key: Any, start: int, end: int, elements: list[Any]
     ) -> Iterator[None] | None:
-        """Emits the results of the function for a session.
+        """Emits the results of the process function for a session.
 
-        Returns the remaining work, if there are more results than the current piece accepts.
+        Returns the remaining work if there are more results than the current piece accepts,
+        otherwise None.
         """
         process, window, out = self._process, TimeWindow(start, end), self._out
         assert process is not None
@@ -377,7 +382,9 @@ class SessionWindowOperator(AddingWindowOperator):
         return None
 
     def _by_turns(self, results: Iterable[Any], key: Any, window: TimeWindow) -> Iterator[None]:
-        """Emits the remaining `results` of a session in pieces. A checkpoint waits for them."""
+        """Emits the remaining `results` of a session in pieces. No checkpoint can be taken in
+        between.
+        """
         state, out, last = self._state, self._out, window.max_timestamp
         done = False
         while not done:
@@ -400,7 +407,7 @@ class SessionWindowOperator(AddingWindowOperator):
         ctx.watermark = max(last - 1, self._out.watermark)
 
     def _clear(self, window: TimeWindow) -> None:
-        """Has the function clear its state of a session that is over."""
+        """Calls `clear` of the process function, because the session `window` is over."""
         assert self._process is not None
         function = self._process.function
         if isinstance(function, ProcessWindowFunction):
@@ -408,7 +415,9 @@ class SessionWindowOperator(AddingWindowOperator):
             function.clear(self._window_ctx)
 
     def _shown(self, stored: Any) -> list[tuple[int, int, Any]]:
-        """Returns (start, end, result so far) of each open session, for queries."""
+        """Returns (start, end, result so far) of each open session, from the stored value of a key,
+        for queries.
+        """
         return [
             (start, end, self._aggregate.get_result(held))
             for start, end, held in _in_order(stored)[1]
@@ -419,7 +428,7 @@ class SessionWindowOperator(AddingWindowOperator):
 
 
 def _in_order(stored: Any) -> tuple[list[int], list[Session]]:
-    """Returns starts and sessions in order of time from the stored value of a key.
+    """Returns the starts and the sessions of a key, both in order of time, from its stored value.
 
     State of earlier versions is a list of sessions in another order.
     """

@@ -1,17 +1,16 @@
 """The slices of one operator, as rows in the table or as columns in front of it, and the merge of
 windows from them.
 
-State is one table, slice start -> key -> accumulator. `starts` are the starts of the slices that
-are not empty, in order. Batches of columns are added to arrays. The arrays are written to the table
-before rows change a slice, and before a snapshot or a query. A window of many slices is covered by
-merged runs of slices, which a change of a slice drops.
+The state is one table, which maps slice start -> key -> accumulator. `starts` contains the starts
+of the slices that are not empty, in order. Batches of columns are added to arrays. The arrays are
+written to the table before rows are added to a slice, and before a snapshot or a query.
 
-Runs are merged neighbouring slices, so that a window of many slices fires at the cost of a few. A
-run is 2**level slices that start at a multiple of its length. It is the merge of its two halves,
-made when a window first needs it. So each slice is merged about once on each level. A window of n
-slices is covered by at most 2 log2(n) runs. A run is a cache over the slices: no snapshot contains
-it, and a late record for a slice drops the runs above the slice. Runs take about as much memory as
-the slices.
+A run consists of neighbouring slices that are merged, so that a window of many slices fires at the
+cost of a few. A run has 2**level slices, and starts at a multiple of its length. It is merged from
+its two halves when a window first needs it. So each slice is merged about once on each level. A
+window of n slices is covered by at most 2 log2(n) runs. A run is a cache over the slices: no
+snapshot contains it, and a late record for a slice drops the runs above the slice. Runs take about
+as much memory as the slices.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ if TYPE_CHECKING:
 __all__ = ["SliceRuns", "SliceStore", "by_slice", "merge_parts", "merge_tables"]
 
 MERGES_AT_ONCE = 1_024
-"""Number of keys merged between two yields, if each merge is a call."""
+"""Number of keys that are merged between two yields if each merge is a function call."""
 
 LOOP_MERGES_AT_ONCE = 4_096
-"""Number of keys merged between two yields by a generated loop.
+"""Number of keys that a generated loop merges between two yields.
 
 Merging this many takes 0.3 ms for counts, and 1.6 ms for several aggregates together. A yield adds
 some 15 us.
 """
 
 COPIED_AT_ONCE = 16_384
-"""Number of keys copied between two yields: 1 to 2 ms."""
+"""Number of keys that are copied between two yields, in 1 to 2 ms."""
 
 Table = Mapping[Any, Any]
 
@@ -61,7 +60,7 @@ _NO_VALUE: Any = object()
 def merge_parts(aggregate: FoldingAggregate, copies: bool, parts: list[Any]) -> Any:
     """Merges two or more accumulators, in order of time, into a new one.
 
-    With `copies`, `merge` may change either argument.
+    `copies` tells whether to merge copies, because a user's `merge` may change either argument.
     """
     if copies:
         parts = [frozen_copy(part) for part in parts]
@@ -73,7 +72,9 @@ def merge_parts(aggregate: FoldingAggregate, copies: bool, parts: list[Any]) -> 
 def merge_tables(
     aggregate: FoldingAggregate, copies: bool, tables: list[Table]
 ) -> Generator[None, None, Table]:
-    """Merges `tables`, in order of time, into one: for each key, the accumulators are merged.
+    """Merges `tables`, in order of time, into one table: for each key, the accumulators are merged.
+
+    `copies` has the same meaning as in `merge_parts`.
 
     No accumulator of `tables` is changed. There is one lookup for each key of each table; going key
     by key over all tables costs three times as much. Yields while there is much to merge.
@@ -110,7 +111,7 @@ def _parts(table: Table) -> Iterator[Iterable[tuple[Any, Any]]]:
     """Yields the items of `table` in parts of `LOOP_MERGES_AT_ONCE`.
 
     Each part must be read before the next is requested. Iterating over `dict.items()` directly
-    reuses one tuple as long as no reference to it is kept: merging then costs 0.6 of the time.
+    takes 0.6 of the time, because Python then reuses one tuple for all items.
     """
     items = iter(table.items())
     if type(table) is dict:
@@ -122,7 +123,9 @@ def _parts(table: Table) -> Iterator[Iterable[tuple[Any, Any]]]:
 
 
 def _copied(table: Table) -> Generator[None, None, dict[Any, Any]]:
-    """Copies `table` to a new dict. A million keys at once would block the loop for 60 ms."""
+    """Copies `table` to a new dict. Yields in between, because copying a million keys blocks the
+    loop for 60 ms.
+    """
     if len(table) <= COPIED_AT_ONCE:
         return dict(table)
     copy: dict[Any, Any] = {}
@@ -134,10 +137,11 @@ def _copied(table: Table) -> Generator[None, None, dict[Any, Any]]:
 
 
 class SliceRuns:
-    """The runs of a table of slices, which can cover any range of slice numbers.
+    """The runs of a table of slices. They can cover any range of slices, by slice number.
 
-    `slice_of(number)` returns key -> accumulator, empty if there is no such slice. `any_in(first,
-    stop)` returns whether a slice in this range has keys.
+    `slice_of(number)` returns the mapping from key to accumulator of a slice, empty if there is no
+    such slice. `any_in(first, stop)` returns whether a slice in this range (without `stop`) has
+    keys.
     """
 
     __slots__ = ("_aggregate", "_any_in", "_copies", "_levels", "_merged", "_runs", "_slice_of")
@@ -156,13 +160,13 @@ class SliceRuns:
         self._runs: dict[tuple[int, int], Table] = {}
         self._levels = 0
         self._merged = 0
-        """Number of keys merged since the last yield, over all tables: hundreds of small tables
-        take as long as a large one.
+        """Number of keys merged since the last yield, over all tables, because hundreds of small
+        tables take as long as a large one.
         """
 
     def cover(self, first: int, stop: int) -> Generator[None, None, list[Table]]:
-        """Returns the tables that together cover the slices from `first` up to `stop` (exclusive),
-        in order.
+        """Returns the tables of slices and runs that together cover the slices from number `first`
+        up to `stop` (exclusive), in order.
 
         Yields while there is much to merge.
         """
@@ -206,15 +210,17 @@ class SliceRuns:
 BYTE = 256
 
 RUNS_FROM = 8
-"""Number of slices from which on a window is merged from runs, for every aggregate and backend."""
+"""Minimum number of slices of a window that is merged from runs, for any aggregate and state
+backend.
+"""
 
 RUNS_FROM_IN_MEMORY = 3
-"""Number of slices from which on a window is merged from runs, if state is in memory and the
-aggregate may be merged in any grouping.
+"""Minimum number of slices of a window that is merged from runs, if state is in memory and the
+aggregate `regroups`.
 
 With runs, a window of five slices of 5,000 keys costs 0.64 as much. Runs occupy memory, which a few
-slices on disk need not. Columns are merged in order of time, without runs. So a result that depends
-on the grouping, like a sum of floats, would differ between rows in runs and columns.
+slices on disk do not. Columns are merged in order of time, without runs. So a result that depends
+on the grouping, such as a sum of floats, would differ between runs and columns.
 """
 
 _ABSENT = object()
@@ -248,16 +254,17 @@ class SliceStore:
 
     @property
     def on_columns(self) -> bool:
-        """Whether the columns hold any data."""
+        """Whether any slice is held as columns."""
         return self._columns is not None and bool(self._columns.starts)
 
     def settle(self) -> Iterator[None]:
-        """Writes all columns to the table; yields while there is much to write."""
+        """Writes all columns to the table. Yields while there is much to write."""
         if self._columns is not None:
             yield from self._columns.settle()
 
     def release(self, first: int, last: int) -> Iterator[None]:
-        """Writes the columns of the slices that begin from `first` to `last` to the table.
+        """Writes the columns of slices to the table: of those that start at `first` or later, but
+        not after `last`.
 
         Called before rows are added to these slices. Yields like `settle`.
         """
@@ -269,9 +276,10 @@ class SliceStore:
     # Adding records.
 
     def slice(self, start: int, keys: list[Any]) -> MutableMapping[Any, Any]:
-        """Returns key -> accumulator of slice `start`. The caller may change the entries of `keys`.
+        """Returns the mapping from key to accumulator of slice `start`. The caller may change the
+        entries of `keys`.
 
-        The columns of the slice must have been released.
+        `release` must have been called for this slice.
         """
         self._note(start)
         # Looked up for each batch, because the backend may replace the mapping.
@@ -286,7 +294,7 @@ class SliceStore:
     ) -> Iterator[None]:
         """Adds a batch of columns, slice by slice. Yields like `settle`.
 
-        Slices that need rows are added by `fold(start, keys, values)`.
+        Calls `fold(start, keys, values)` for slices to which records must be added as rows.
         """
         from aioflow.columns.expressions import NotOnColumns, taken, times_array
 
@@ -351,11 +359,11 @@ class SliceStore:
     # Reading windows.
 
     def column_results(self, end: int) -> Iterator[ColumnBatch] | None:
-        """Returns the results of the window that ends at `end`, in pieces, if all of its content is
-        held in columns.
+        """Returns the results of the window that ends at `end`, in pieces, if all its contents are
+        held as columns.
 
-        Otherwise returns None. Also returns None if runs would cover the window, because runs merge
-        in another order.
+        Otherwise returns None. Also returns None if the window has enough slices for runs, because
+        runs merge in another order.
         """
         if self._columns is None:
             return None
@@ -364,14 +372,16 @@ class SliceStore:
         return None if len(starts) >= RUNS_FROM else self._columns.results(starts, begin, end)
 
     def tables_of(self, end: int) -> list[Mapping[Any, Any]]:
-        """Returns the slices of the window that ends at `end`, in order. Call `settle` before."""
+        """Returns the tables of the slices of the window that ends at `end`, in order. Call
+        `settle` before.
+        """
         starts, peek = self.starts, self._table.peek
         begin, stop = bisect_left(starts, end - self._grid.size), bisect_left(starts, end)
         return [peek(start) for start in starts[begin:stop]]
 
     def cover(self, end: int) -> Generator[None, None, list[Mapping[Any, Any]]]:
-        """Returns the parts of the window that ends at `end`, in order of time: its slices, or runs
-        of slices if they are many.
+        """Returns the tables that make up the window that ends at `end`, in order of time: its
+        slices or, if they are many, runs.
         """
         grid, starts = self._grid, self.starts
         yield from self.settle()
@@ -388,7 +398,9 @@ class SliceStore:
         return (yield from self.runs.cover(stop - grid.size // grid.width, stop))
 
     def merged(self, tables: list[Mapping[Any, Any]]) -> Generator[None, None, Mapping[Any, Any]]:
-        """Merges `tables`, in order of time, into one. Yields while there is much to merge."""
+        """Merges `tables`, in order of time, into one table. Yields while there is much to
+        merge.
+        """
         return (yield from merge_tables(self._aggregate, self._merge_copies, tables))
 
     def results(self, keys: list[Any], tables: list[Mapping[Any, Any]]) -> list[Any]:
@@ -418,9 +430,9 @@ class SliceStore:
 
 
 def by_slice(times: Any, grid: SliceGrid) -> Iterator[tuple[int, Any]]:
-    """Yields for each slice with records its start and the indices of its records in `times`.
+    """For each slice that has records, yields its start and the indices of its records in `times`.
 
-    The slices are in order; None stands for all indices.
+    The slices are in order. None in place of the indices means all records.
     """
     import numpy as np
 

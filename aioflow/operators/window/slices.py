@@ -1,36 +1,36 @@
 """Tumbling and sliding event-time windows that add each record once: to its slice.
 
-A slice is a period of the greatest common divisor of size and slide, so every window is a whole
+The length of a slice is the greatest common divisor of size and slide, so every window is a whole
 number of slices. `slice_store` keeps the slices; a window merges its slices when it fires. This
 needs the default trigger, no evictor and an aggregate that can merge. `WindowOperator` implements
 all other windows.
 
 Invariants:
 
-* work is due at fixed instants (ends of windows, and ends plus lateness), whether or not a slice is
-  stored there. Between two of these instants (`_deadline`) no timestamp changes its class: live,
-  late but allowed, dropped. So a batch is divided only at them, and a batch that lies in one slice
-  and reaches no deadline costs one bulk fold;
-* a window fires when the watermark in force reaches `end - 1`, and its results have `end - 2` in
-  force before them: event time is continuous. A higher watermark that was in force stays;
+* work is due at fixed instants: the ends of windows, and the ends plus lateness. `_deadline` is the
+  next of them. Between two instants no timestamp changes its class: live, late but allowed, or
+  dropped. So a batch is divided only at these instants, and a batch that lies in one slice and
+  reaches no deadline costs one bulk fold;
+* a window fires when the watermark in force reaches `end - 1`. The watermark before its results is
+  `end - 2`, as if event time were continuous, or the last watermark if that is higher;
 * keys are emitted in the order of their first arrival in a slice, earlier slices first. A snapshot
   keeps that order within each key group only: in a window that was open at a restore, the earlier
   keys are emitted group by group.
 
-A checkpoint may interrupt a window between two of its keys. It lists the keys that the window has
-fired (`FIRED`). After the restore these keys are ahead of the watermark, and the window fires only
-the others.
+A checkpoint may interrupt a window between two of its keys. The checkpoint lists the keys that the
+window has fired (`FIRED`). After the restore these keys are ahead of the watermark, and the window
+fires only the others.
 
-Windows of processing time use the same slices, so that one call adds a whole batch with
-all its keys.
+Windows of processing time (`ClockWindowOperator`) use slices too, so that one call adds a whole
+batch with all its keys.
 
 The clock takes the place of event time: all records of a batch arrive at one instant, and no record
 is ever late. One timer of the operator serves all keys; it fires every window that has ended.
 Results have the time `end - 1`, and the watermark of the records is in force for them.
 
-After a restore the clock may be behind, because the machine is another or its clock had been wrong.
-A window that has fired stays closed, and no window may wait for a time that may be years away. So
-the operator's own time continues where it was, at the pace of the clock.
+After a restore the clock may be behind, because it is the clock of another machine, or because it
+was wrong before. A window that has fired stays closed, and no window may have to wait until the
+clock has caught up. So the operator's own time continues where it was, at the pace of the clock.
 """
 
 from __future__ import annotations
@@ -77,14 +77,17 @@ if TYPE_CHECKING:
 __all__ = ["ClockWindowOperator", "SliceWindowOperator", "window_grid"]
 
 SLICES = "window-slices"
-"""Name of the table slice start -> key -> accumulator."""
+"""Name of the table that maps slice start -> key -> accumulator."""
 
 PROGRESS = "window-progress"
-"""Name of the union list state of (first key group, last key group, watermark) of each subtask."""
+"""Name of the union list state with (first key group, last key group, watermark) of each
+subtask.
+"""
 
 FIRED = f"{INTERNAL_PREFIX}window-fired"
-"""Name of the table window end -> key -> True, which lists the keys that a window had fired when a
-checkpoint interrupted it.
+"""Name of the table window end -> key -> True.
+
+The table lists the keys that a window had fired when a checkpoint interrupted the window.
 """
 
 
@@ -95,7 +98,8 @@ def window_grid(assigner: TumblingWindows | SlidingWindows, lateness_ms: int) ->
 
 
 class SliceWindowOperator(AddingWindowOperator):
-    """A window operator that emits `WindowResult(key, start, end, result)` at `end - 1`.
+    """An event-time window operator that emits `WindowResult(key, start, end, result)` with
+    timestamp `end - 1`.
 
     With `window_fn`, emits the results of `window_fn(key, window, result)` instead.
     """
@@ -103,13 +107,14 @@ class SliceWindowOperator(AddingWindowOperator):
     _progress: ListState[Any]
     _slices: SliceStore
     _fired: StateTable | None = None
-    """The table `FIRED`, made when a checkpoint first interrupts a window."""
+    """The table `FIRED`; None before a checkpoint first interrupts a window."""
     _fired_ends: tuple[int, ...] = ()
-    """Ends of the windows that checkpoints had interrupted, last first. Keys that `FIRED` lists for
-    them are ahead of the watermark.
+    """Ends of the windows that checkpoints had interrupted before a restore, latest first.
+
+    The keys that `FIRED` lists for these windows are ahead of the watermark.
     """
     _firing: int | None = None
-    """End of the window that fires now."""
+    """End of the window that fires now; None if no window fires."""
 
     def __init__(
         self,
@@ -139,7 +144,7 @@ class SliceWindowOperator(AddingWindowOperator):
     def next_due(self) -> int:
         """The watermark at which the window next has work to do without further input.
 
-        The value is above all watermarks if the window is empty.
+        The value is MAX_WATERMARK if there are no records.
         """
         starts = self._slices.starts
         return (
@@ -158,7 +163,7 @@ class SliceWindowOperator(AddingWindowOperator):
         return flush_in_slices(chain(self._slices.settle(), self._list_fired()))
 
     def _list_fired(self) -> Iterator[None]:
-        """Lists the keys that were fired of a window that a checkpoint interrupts."""
+        """Adds to the table `FIRED` the keys that the interrupted window `_firing` has fired."""
         end, given = self._firing, self._given
         if end is None:
             return
@@ -181,7 +186,9 @@ class SliceWindowOperator(AddingWindowOperator):
 
     @property
     def _is_ahead(self) -> bool:
-        """Whether some keys are ahead of the watermark."""
+        """Whether some keys have fired windows that the watermark has not reached yet, after a
+        restore.
+        """
         return bool(self._ahead or self._fired_ends)
 
     # Input.
@@ -219,8 +226,8 @@ class SliceWindowOperator(AddingWindowOperator):
         return empty_batch(self._out.watermark)
 
     def _run(self, batch: RecordBatch, least: int, latest: int) -> Iterator[None]:
-        """Processes the records between `least` and `latest`, divided at the times at which windows
-        fire.
+        """Processes `batch`, divided where windows fire. `least` and `latest` are its lowest and
+        its highest timestamp.
 
         Yields whenever enough results were emitted.
         """
@@ -269,13 +276,13 @@ class SliceWindowOperator(AddingWindowOperator):
             )
 
     def _restore_progress(self) -> None:
-        """Continues at the progress of the former subtasks: no window fires twice, and late stays
-        late.
+        """Continues at the progress of the former subtasks, so that no window fires twice and late
+        records stay late.
 
         With aligned barriers the former subtasks had all reached the same watermark. Otherwise this
-        subtask continues at the lowest, and `_ahead` holds the key groups with a higher watermark
-        until it has caught up with them. Key groups at MAX_WATERMARK start again without a
-        watermark, because a drained job may continue with new input.
+        subtask continues at the lowest of their watermarks. `_ahead` holds the key groups with a
+        higher watermark until this subtask has reached it. Key groups at MAX_WATERMARK start again
+        without a watermark, because a drained job may continue with new input.
         """
         own = self._state.key_group_range
         found = [
@@ -292,8 +299,9 @@ class SliceWindowOperator(AddingWindowOperator):
             self._moved_to(min(reached for _, reached in shared))
 
     def _reached(self, key: Any) -> int:
-        """Returns the watermark of the group of `key` before a restore, or the present one if it is
-        higher.
+        """Returns the watermark up to which the windows of `key` have fired.
+
+        After a restore this may be higher than the present watermark.
         """
         least, fired = self._watermark, self._fired
         for end in self._fired_ends:
@@ -308,7 +316,10 @@ class SliceWindowOperator(AddingWindowOperator):
     # Adding records.
 
     def _add(self, batch: RecordBatch, least: int, latest: int) -> Iterator[None]:
-        """Adds records between `least` and `latest`, between which no work is due."""
+        """Adds the records of `batch`, between which no work is due.
+
+        `least` and `latest` are the lowest and the highest timestamp.
+        """
         values, timestamps, keys, watermarks = (
             batch.values,
             batch.timestamps,
@@ -370,7 +381,9 @@ class SliceWindowOperator(AddingWindowOperator):
     def _add_late_records(
         self, values: Any, timestamps: Any, keys: Any, watermarks: Any
     ) -> Generator[None, None, tuple[list[Any], list[int], list[Any]]]:
-        """Adds the records of a batch that may be late, one by one; returns the rest."""
+        """Adds those records of a batch that may be late, one by one. Returns (values, timestamps,
+        keys) of the others.
+        """
         live_from = self._live_from
         live = [timestamp >= live_from for timestamp in timestamps]
         if self._is_ahead:
@@ -394,7 +407,7 @@ class SliceWindowOperator(AddingWindowOperator):
     def _add_late_rows(
         self, values: Any, timestamps: Any, keys: Any, watermarks: Any
     ) -> Generator[None, None, tuple[Any, Any, Any]]:
-        """Adds the records of a batch of columns that may be late, one by one; returns the rest."""
+        """Does the same as `_add_late_records` for a batch of columns."""
         import numpy as np
 
         from aioflow.columns.expressions import taken, times_array
@@ -410,7 +423,7 @@ class SliceWindowOperator(AddingWindowOperator):
         return values.take(others), taken(timestamps, others), taken(keys, others)
 
     def _add_late(self, value: Any, timestamp: int, key: Any, watermark: int) -> Iterator[None]:
-        """Adds one record that may be late. Those of its windows that had already fired fire again.
+        """Adds one record that may be late. Its windows that have fired already fire again.
 
         A record that is late for all its windows is dropped.
         """
@@ -427,8 +440,8 @@ class SliceWindowOperator(AddingWindowOperator):
         yield from self._refire(key, start, reached, watermark)
 
     def _refire(self, key: Any, start: int, reached: int, watermark: int) -> Iterator[None]:
-        """Emits again those windows of `key` that contain the slice `start` and had fired at
-        `reached`.
+        """Emits again the results of `key` for the windows that contain slice `start` and had fired
+        when event time was `reached`.
 
         Windows beyond their lateness are left out.
         """
@@ -452,9 +465,10 @@ class SliceWindowOperator(AddingWindowOperator):
             raise
 
     def _find_culprit(self, error: Exception, keys: list[Any], values: list[Any]) -> None:
-        """Adds a note that names the record for which the fold fails, found by folding each alone.
+        """Adds a note to `error` that names the record for which the fold fails, found by folding
+        each record alone.
 
-        If no record fails alone, the note names the first and the last.
+        If no record fails alone, the note names the first and the last record.
         """
         taken = self._folding is not self._aggregate
         for key, value in zip(keys, values, strict=True):
@@ -474,7 +488,9 @@ class SliceWindowOperator(AddingWindowOperator):
     # Firing.
 
     def _advance(self, watermark: int) -> Iterator[None]:
-        """Fires the windows that end up to `watermark`, in order, and drops unneeded slices."""
+        """Fires the windows that `watermark` has passed, in order, and drops slices that are no
+        longer needed.
+        """
         grid, starts, out = self._grid, self._slices.starts, self._out
         end = grid.next_end(self._watermark)
         while last_instant(end) <= watermark:
@@ -552,7 +568,11 @@ class SliceWindowOperator(AddingWindowOperator):
                     yield from self._rest(can_rest)
 
     def _fire_table(self, end: int, table: dict[Any, Any], can_rest: bool) -> Iterator[None]:
-        """Emits the results of a window that has all its accumulators in one dict."""
+        """Emits the results of the window that ends at `end`, whose accumulators are all in
+        `table`.
+
+        `can_rest` tells whether a checkpoint can be taken between two keys.
+        """
         out, results = self._out, self._aggregate.results
         # Keys and accumulators are kept separately, because splitting pairs costs three times as
         # much.
@@ -564,8 +584,8 @@ class SliceWindowOperator(AddingWindowOperator):
                 yield from self._rest(can_rest)
 
     def _rest(self, can_rest: bool) -> Iterator[None]:
-        """Yields once. At this yield a checkpoint can store the keys of a window that have not
-        fired.
+        """Yields once. If `can_rest`, a checkpoint can store the keys that have not fired at this
+        yield.
         """
         self._at_rest = can_rest
         yield
@@ -584,7 +604,7 @@ class SliceWindowOperator(AddingWindowOperator):
 def _parted(
     items: Sequence[Any], timestamps: Sequence[int], instant: int
 ) -> tuple[list[Any], list[Any]]:
-    """Returns the `items` with timestamps before `instant`, and the others.
+    """Returns two lists: the `items` with timestamps before `instant`, and the other items.
 
     Flags and `itertools.compress` would take twice as long.
     """
@@ -614,8 +634,8 @@ logger = logging.getLogger(__name__)
 
 
 class ClockWindowOperator(SliceWindowOperator):
-    """A window operator that emits `WindowResult(key, start, end, result)`, or the output of
-    `window_fn` for it.
+    """A processing-time window operator that emits `WindowResult(key, start, end, result)`, or the
+    output of `window_fn` for it.
 
     A window fires once the clock has reached `end`.
     """
@@ -654,9 +674,9 @@ class ClockWindowOperator(SliceWindowOperator):
         return empty_batch(self._out.watermark)
 
     def finish(self) -> RecordBatch:
-        """Fires the remaining windows in their order, because no clock will reach their end.
+        """Fires the remaining windows in order, because the input has ended before their end.
 
-        Results beyond the first piece are emitted later.
+        Returns the first piece of the results. `has_pending` reports the others.
         """
         return self._out.start(self._advance(MAX_WATERMARK), self._event_time)
 
@@ -665,7 +685,9 @@ class ClockWindowOperator(SliceWindowOperator):
         return self._out.pending
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns no records: the records after the firing windows have not arrived yet."""
+        """Returns a rest without records, because records that follow the firing windows have not
+        arrived yet.
+        """
         if not self._at_rest or not self._out.pending:
             return None
         return Unprocessed(0, empty_batch(), self._event_time)
@@ -678,19 +700,24 @@ class ClockWindowOperator(SliceWindowOperator):
     def _now(self) -> int:
         """Returns the time of the operator, in ms.
 
-        This time is after all windows that have fired, even if the clock was put back a little.
+        This time is after the end of all windows that have fired, even if the clock was put back a
+        little.
         """
         now = self.ctx.processing_time() + self._lead
         return max(now, *self._later_than())
 
     def _later_than(self) -> list[int]:
-        """Returns several lower bounds for the times of further elements; the highest counts."""
+        """Returns times in ms before which no further element may be added: one for each kind of
+        progress.
+        """
         reached = [self._watermark, *(reached for _, reached in self._ahead)]
         reached += map(last_instant, self._fired_ends)
         return [instant + 1 for instant in reached]
 
     def _continue(self) -> None:
-        """Continues after a restore at the time that was reached, or later."""
+        """Sets the operator's time after a restore: the time that was reached before, or the clock
+        if that is later.
+        """
         starts = self._slices.starts
         reached = [*self._later_than(), *starts[-1:]]
         self._lead = max(0, max(reached) - self.ctx.processing_time())
@@ -704,7 +731,7 @@ class ClockWindowOperator(SliceWindowOperator):
             )
 
     def _schedule(self) -> None:
-        """Registers the timer for the first window that is not empty."""
+        """Registers the timer for the end of the first window that is not empty."""
         self._timer = None
         starts = self._slices.starts
         if starts:

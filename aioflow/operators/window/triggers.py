@@ -1,9 +1,9 @@
 """Triggers, which decide when a window fires: the built-in ones, and the base class for
 user-defined ones. The design follows Flink's triggers.
 
-A trigger is immutable and shared by all keys and windows. It keeps its data in partitioned state,
-per key and window, through its context. So the data is part of every checkpoint and is dropped with
-the window.
+A trigger is immutable and shared by all keys and windows. It keeps its data in partitioned state
+for each key and window, which its context provides. So the data is part of every checkpoint and is
+dropped with the window.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class TriggerContext(Protocol):
-    """The context of a trigger, bound to one key and one window, and valid during the call."""
+    """The context of a trigger for one key and one window. It is valid only during the call."""
 
     @property
     def current_watermark(self) -> int | None: ...
@@ -51,10 +51,10 @@ class TriggerContext(Protocol):
     def delete_event_time_timer(self, timestamp: int) -> None: ...
     def delete_processing_time_timer(self, timestamp: int) -> None: ...
     def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
-        """Returns state of this key and window, of the kind that `descriptor` declares."""
+        """Returns the state of this key and window that `descriptor` declares."""
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
-        """Merges the state of the merged windows into the state of the resulting window. For
+        """Merges the state of the merged windows into the state of the resulting window. Called in
         `on_merge`.
         """
 
@@ -62,7 +62,7 @@ class TriggerContext(Protocol):
 class Trigger(Generic[T]):
     """Decides when a window fires.
 
-    Instances keep no data themselves: state is kept through the context.
+    Instances keep no data of their own. The context provides state for each key and window.
     """
 
     def on_element(
@@ -82,7 +82,8 @@ class Trigger(Generic[T]):
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: Any, ctx: TriggerContext) -> None:
-        """Registers the timers of `window`, which resulted from a merge, and merges the state.
+        """Registers the timers of `window`, which results from a merge, and merges the state of the
+        windows.
 
         Session windows require this method.
         """
@@ -103,7 +104,7 @@ class Trigger(Generic[T]):
 def on_watermark() -> Trigger[Any]:
     """Returns a trigger that fires when the watermark passes the window's end.
 
-    After that it fires for each late element within the lateness.
+    After that, the trigger fires for each late element within the allowed lateness.
     """
     return _OnWatermark()
 
@@ -112,7 +113,7 @@ def on_watermark() -> Trigger[Any]:
 def on_count(n: int) -> Trigger[Any]:
     """Returns a trigger that fires at every n-th element of the window.
 
-    The contents stay; `purging` drops them.
+    The window keeps its contents; use `purging` to drop them.
     """
     if type(n) is not int or n <= 0:
         raise GraphError(f"on_count: n is {n!r}, expected an int above 0")
@@ -124,7 +125,7 @@ def on_processing_time(d: Duration | None = None) -> Trigger[Any]:
     """Returns a trigger that fires `d` of processing time after the first element since the last
     firing.
 
-    Without `d`, it fires at the window's end.
+    Without `d`, the trigger fires when the clock reaches the window's end.
     """
     return (
         _AtProcessingTime()
@@ -148,7 +149,7 @@ def continuous(d: Duration, *, time: str = "event") -> Trigger[Any]:
 
 @explained
 def purging(t: Trigger[T]) -> Trigger[T]:
-    """Returns a trigger that fires when `t` fires, and drops the contents each time."""
+    """Returns a trigger that fires when `t` fires, and drops the window's contents each time."""
     if not isinstance(t, Trigger):
         raise GraphError(f"purging: expected a Trigger, got {t!r}")
     return _Purging(t)
@@ -156,10 +157,10 @@ def purging(t: Trigger[T]) -> Trigger[T]:
 
 @explained
 def early(d: Duration) -> Trigger[Any]:
-    """Returns a trigger that fires every `d` of processing time before the watermark passes the
-    end.
+    """Returns a trigger that fires every `d` of processing time until the watermark passes the
+    window's end.
 
-    After that it behaves like `on_watermark`.
+    From then on it behaves like `on_watermark`.
     """
     return _Early(positive_ms(d, "early", "duration"))
 
@@ -277,7 +278,9 @@ class _ProcessingTimeout(Trigger[Any]):
 
 
 def _fire_again(ctx: TriggerContext, time: int, interval: int) -> TriggerResult:
-    """Fires at the timer `time` if it is the next one, and sets the timer after it."""
+    """Returns the decision at a timer for `time`: fires if this is the timer of the next firing,
+    and registers the one after `interval`.
+    """
     next_fire = ctx.get_partitioned_state(NEXT_FIRE)
     if next_fire.get() != time:
         return TriggerResult.CONTINUE
@@ -287,9 +290,9 @@ def _fire_again(ctx: TriggerContext, time: int, interval: int) -> TriggerResult:
 
 
 def _arm(ctx: TriggerContext, time: int) -> None:
-    """Registers a processing-time timer at `time` unless a timer is running.
+    """Registers a processing-time timer at `time`, unless the window already has a timer.
 
-    The state of the window records the running timer.
+    The state of the window records the registered timer.
     """
     next_fire = ctx.get_partitioned_state(NEXT_FIRE)
     if next_fire.get() is None:
@@ -453,7 +456,9 @@ _ON_WATERMARK = _OnWatermark()
 
 
 class PlainTrigger(NamedTuple):
-    """The decisions of a built-in trigger for elements of a window that has not ended."""
+    """A built-in trigger in a form that an operator can evaluate without calls, for a window that
+    has not ended.
+    """
 
     every: int | None
     """Number of elements after which the trigger fires; None if no element fires it."""
@@ -465,9 +470,10 @@ class PlainTrigger(NamedTuple):
 
 
 def plain_trigger(trigger: Trigger[Any], *, is_event_time: bool) -> PlainTrigger | None:
-    """Returns `trigger` in the form that an operator can carry out without calls, or None.
+    """Returns `trigger` as a `PlainTrigger`, or None if this is not possible.
 
-    `is_event_time` tells whether its windows end by event time or by processing time.
+    `is_event_time` tells whether the windows end by event time; otherwise they end by processing
+    time.
     """
     purges = False
     while isinstance(trigger, _Purging):
@@ -491,14 +497,14 @@ def fires_by_clock_alone(trigger: Trigger[Any]) -> bool:
 
 
 def default_trigger(is_event_time: bool) -> Trigger[Any]:
-    """Returns the default trigger of a time window: it fires when the watermark, or the clock,
-    passes the end.
+    """Returns the default trigger of a time window, which fires when the watermark, or the clock,
+    passes the window's end.
     """
     return _ON_WATERMARK if is_event_time else _AtProcessingTime()
 
 
 def global_trigger(at_end: bool) -> Trigger[Any]:
-    """Returns the default trigger of a global window: it never fires, or fires at the end of event
-    time.
+    """Returns the default trigger of a global window, which never fires or, with `at_end`, fires at
+    the end of event time.
     """
     return _ON_WATERMARK if at_end else _Never()
