@@ -135,9 +135,7 @@ class WindowOperator(Operator):
             raise TypeError("a window needs an aggregate or a process function")
         own = None if self._process is None else self._process.function
         self._cleared = own if isinstance(own, ProcessWindowFunction) else None
-        """The window function that clears its state of a window; None if there is no such
-        function.
-        """
+        """The window function that clears its own state of a window, or None."""
         self._has_one_result = not self._functions and keeps_some(evictor)
         """Whether each firing has exactly one result and calls no user functions except those of
         the aggregate.
@@ -145,9 +143,7 @@ class WindowOperator(Operator):
         self._lateness = lateness_ms
         self.late_tag = late_tag
         self.rests: deque[Iterator[None]] = deque()
-        """Remaining work of windows that have fired, because a window may have more results than a
-        piece accepts.
-        """
+        """Remaining work of windows that have more results than one piece accepts."""
         self._spelling = KeySpelling()
         self._settings: SessionSettings | None = None
         if isinstance(assigner, SessionWindows):
@@ -188,9 +184,7 @@ class WindowOperator(Operator):
             await function.open(ctx)
 
     def _made_runs(self) -> WindowRuns | None:
-        """Returns the `WindowRuns` of this operator, or None if elements have to be added one by
-        one.
-        """
+        """Returns the runs, or None if elements have to be added one by one."""
         assigner, evictor = self._assigner, self._evictor
         by_event_time = assigner.is_event_time or isinstance(assigner, GlobalWindows)
         plain = plain_trigger(self._trigger, is_event_time=by_event_time)
@@ -264,10 +258,7 @@ class WindowOperator(Operator):
         return self._batch is not None
 
     def unprocessed(self) -> Unprocessed | None:
-        """Returns the rest of the batch, which is processed after the windows that fire now.
-
-        Windows that have not fired are in state.
-        """
+        """Returns the rest of the batch, to be processed after the windows that fire now."""
         if self._batch is None or not self.at_rest or self.rests:
             return None
         return Unprocessed.rest_of(self._batch, self._position, self._timers.current_watermark)
@@ -281,8 +272,7 @@ class WindowOperator(Operator):
         return out.resume(max_records) if out.pending else out.start(self._drain(), MIN_WATERMARK)
 
     def finish(self) -> RecordBatch:
-        """Fires the waiting processing-time timers in order, because the input has ended before
-        their time.
+        """Fires the waiting processing-time timers in order, because the input has ended.
 
         Returns the first piece of the results. `has_pending` reports the others.
         """
@@ -336,9 +326,7 @@ class WindowOperator(Operator):
             raise
 
     def _held_keys(self) -> Iterator[Any]:
-        """Yields the keys of each window, so a key may be yielded several times. State is read on
-        demand.
-        """
+        """Yields the keys of each window, read on demand. A key may come several times."""
         for namespace in self._contents.namespaces():
             yield from self._contents.peek(namespace)
 
@@ -356,11 +344,7 @@ class WindowOperator(Operator):
     def _fire_all(
         self, due: Iterator[tuple[int, Any, tuple[int, ...]]], *, event: bool
     ) -> Iterator[None]:
-        """Fires the timers (time, key, namespace) of `due`, which sets the current key for each of
-        them.
-
-        `event` tells whether they are event-time timers. Yields between two pieces of the output.
-        """
+        """Fires the timers in `due`, an iterator that sets the current key for each of them."""
         out, state = self._out, self._state
         for time, key, namespace in due:
             rest = self.fire_timer(time, key, namespace, event=event)
@@ -381,9 +365,8 @@ class WindowOperator(Operator):
     def rest_amid_timers(self) -> Iterator[None]:
         """Yields once. At this yield a checkpoint can store the timers that have not fired.
 
-        In the checkpoint, the time of these timers is not reached, so they fire after a restore,
-        before the next element. Overdue timers wait for the next advance of event time, as they
-        would without a restore.
+        After a restore, they fire before the next element. Overdue timers wait for the next advance
+        of event time, as they would without a restore.
         """
         self._timers.current_watermark = max(self._reached, self._timers.event_time_done)
         self.at_rest = True
@@ -452,9 +435,7 @@ class WindowOperator(Operator):
         self._register_cleanup(key, window)
 
     def _add_to_session(self, key: Any, value: Any, timestamp: int | None, window: Any) -> bool:
-        """Adds an element to its session, which may merge sessions. Returns False if this session
-        is over already.
-        """
+        """Adds an element to its session. Returns False if this session is over already."""
         table = self._sessions.of_key(None, key)
         sessions = MergingWindowSet(table.get(key))
         grown, merge = sessions.add(window)
@@ -534,8 +515,7 @@ class WindowOperator(Operator):
     def _on_processing_time(self, time: int, key: Any, namespace: tuple[int, ...]) -> None:
         """Handles a processing-time timer. Runs as mail.
 
-        If the output of this mail is full, the work is left to later pieces, as for event-time
-        timers.
+        If the output of this mail is full, the work is left to later pieces.
         """
         out = self._out
         if self.rests or out.pending or out.full:
@@ -549,11 +529,7 @@ class WindowOperator(Operator):
     def fire_timer(
         self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool
     ) -> Iterator[None] | None:
-        """Handles a due timer: asks the trigger, and drops the window if it is over. `event` tells
-        whether the timer is an event-time timer.
-
-        Returns the remaining work, or None, as `_act` does.
-        """
+        """Handles a due timer. Returns the remaining work or None, as `_act` does."""
         window: Window = TimeWindow(*namespace) if namespace else GLOBAL
         contents = namespace
         if self._assigner.is_merging:
@@ -655,9 +631,8 @@ class WindowOperator(Operator):
     ) -> Iterator[None] | None:
         """Carries out the decision `result` of the trigger, and drops the window if it is `over`.
 
-        Returns the remaining work if there are more results than the current piece accepts,
-        otherwise None. `time` is the time of the element or timer; results of a global window get
-        this timestamp.
+        Returns None if the piece had room for all results, otherwise the remaining work. Results of
+        a global window get the timestamp `time`, that of the element or timer.
         """
         if result is TriggerResult.FIRE or result is TriggerResult.FIRE_AND_PURGE:
             held = self._contents.peek(namespace).get(key, _ABSENT)
@@ -723,8 +698,7 @@ class WindowOperator(Operator):
         *,
         over: bool,
     ) -> Iterator[None]:
-        """Emits the remaining `results` in pieces, and then carries out the rest of the trigger's
-        decision `result`.
+        """Emits the remaining `results` in pieces, then completes the firing of the window.
 
         Other windows may be processed in between.
         """
@@ -743,9 +717,7 @@ class WindowOperator(Operator):
         self._acted(result, key, window, namespace, over=over)
 
     def _rest_amid_results(self) -> Iterator[None]:
-        """Yields once, amid the results of a user function. No checkpoint can be taken at this
-        yield.
-        """
+        """Yields once, amid results of a user function. No checkpoint can be taken then."""
         yield
 
     def _bind(self, window: Window, timestamp: int | None, watermark: int) -> None:
