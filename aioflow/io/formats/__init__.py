@@ -26,8 +26,8 @@ _MODULES = {
     "json_schema": "json_format",
     "protobuf": "protobuf_format",
 }
-"""Module of each name. No module has the name of a function, because importing the module would
-replace the function.
+"""Maps each name of this package to its module. No module has the name of a function, because
+importing the module would replace the function.
 """
 
 

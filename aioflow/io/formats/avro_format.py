@@ -1,9 +1,9 @@
 """Avro: `avro(Type)` or `avro(schema)`, with a schema registry or without one.
 
-A body is decoded with the schema it was written with, which the registry has, and then converted to
-the type of the elements. So the type may have more or fewer fields than the writer's schema: the
-type's defaults fill in missing fields. With a schema instead of a type, Avro's rules of schema
-resolution apply. Needs the extra `aioflow[avro]` (fastavro).
+A body is decoded with the schema that it was written with, which the registry returns, and is then
+converted to the type of the elements. So the type may have more or fewer fields than the writer's
+schema: the type's defaults fill in missing fields. With a schema instead of a type, Avro's rules of
+schema resolution apply. Needs the extra `aioflow[avro]` (fastavro).
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ def avro(
     """Returns the format of Avro bodies.
 
     `type` is the type of the elements, from which a schema is made. It may also be a schema, as
-    JSON: then the elements are dicts, or of the connector's `type`. With a `registry`, each body is
-    preceded by the id of its schema, and a source decodes the body with this schema. If `type` is
-    None, a source emits dicts, and a sink writes with the latest schema of its subject.
+    JSON. Then the elements are dicts, or objects of the connector's `type`. With a `registry`, each
+    body is preceded by the id of its schema, and a source decodes the body with this schema. If
+    `type` is None, a source emits dicts, and a sink writes with the latest schema of its subject.
 
     `subject` is the subject under which a sink registers its schema: "topic" means `TOPIC-value` or
-    `TOPIC-key`, "record" the full name of the record, and "topic-record" both names. It may also be
-    a function of both names. With `auto_register=False` the subject must already have the schema.
-    `namespace` is the namespace of a schema that is made from a type. `aliases` has former names of
-    fields, such as `{"total": "amount"}`, or `{"Line.total": ["amount"]}` for a record inside
-    another.
+    `TOPIC-key`, "record" the full name of the record, and "topic-record" `TOPIC-RECORD`. It may
+    also be a function of the topic and the record's name. With `auto_register=False` the subject
+    must already have the schema. `namespace` is the namespace of a schema that is made from a type.
+    `aliases` has former names of fields, such as `{"total": "amount"}`, or `{"Line.total":
+    ["amount"]}` for a record inside another.
     """
     _library()
     place = "avro(...)"
@@ -160,8 +160,8 @@ class AvroFormat(TypedFormat[T]):
         return f"avro({shown})"
 
     def _own_schema(self, place: str) -> Any:
-        """Returns the schema of this format: the given one, or one made from the type. Returns None
-        without both.
+        """Returns the schema of this format: the user's schema, or a schema made from the type.
+        Returns None if the user gave neither.
         """
         if self.schema is not None or self.type in (None, dict, Any):
             return self.schema
@@ -231,7 +231,7 @@ def _json(text: str) -> Any:
 
 
 def _referred(schema: Schema) -> dict[str, Any]:
-    """Returns the named types that the references of `schema` define."""
+    """Returns the types, by name, that the schemas referenced by `schema` define."""
     named: dict[str, Any] = {}
     for _, text in schema.references:
         _parsed(_json(text), named)
@@ -241,8 +241,8 @@ def _referred(schema: Schema) -> dict[str, Any]:
 def _body_reader(
     written: Any, wanted: Any, skipped: int, make: Callable[[Any], Any] | None
 ) -> Callable[[bytes], Any]:
-    """Returns a function that decodes bodies of the schema `written`, after the first `skipped`
-    bytes.
+    """Returns a function that decodes bodies of the schema `written`. It skips the first `skipped`
+    bytes of a body.
 
     Values are resolved to the schema `wanted` unless it is None, and then converted by `make`
     unless it is None.
@@ -276,14 +276,18 @@ class _Writer:
     def __init__(self, place: str, exact: Any) -> None:
         self._place = place
         self._exact = exact
-        """The type that the schema was made from: its values have only fields of the schema."""
+        """The type from which the schema was made, or None. Values of this type have no fields that
+        the schema lacks.
+        """
         self._plain = PlainValues()
         self._write = _library().schemaless_writer
         self._schema: Any = None
         self._shown = ""
 
     def use(self, schema: Any, named: dict[str, Any]) -> str | None:
-        """Sets the schema to write with. Returns its full name, or None if it has no name."""
+        """Sets the schema to write with. `named` has the types, by name, to which the schema
+        refers. Returns the full name of the schema, or None if it has no name.
+        """
         self._schema = _parsed(schema, named)
         name = self._schema.get("name") if isinstance(self._schema, dict) else None
         self._shown = name or json.dumps(schema)[:80]

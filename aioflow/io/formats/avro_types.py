@@ -40,7 +40,7 @@ class _Field(NamedTuple):
     name: str
     kind: kinds.Type
     default: Any
-    """The default as JSON, or NODEFAULT."""
+    """The default value as JSON, or NODEFAULT if there is none."""
 
 
 def avro_schema_of(
@@ -48,8 +48,8 @@ def avro_schema_of(
 ) -> Any:
     """Returns the Avro schema of a type, as JSON.
 
-    `aliases` has the former names of fields, by "field" or "Record.field". Raises GraphError naming
-    a field or item whose type has no Avro type.
+    `aliases` maps the name of a field, as "field" or "Record.field", to its former names. Raises
+    GraphError naming a field or item whose type has no Avro type.
     """
     return _Maker(namespace, aliases or {}).of(kinds.type_info(type), "")
 
@@ -59,7 +59,9 @@ class _Maker:
         self._namespace = namespace
         self._aliases = aliases
         self._named: dict[str, type] = {}
-        """The named types defined in the schema so far. Each is defined only once."""
+        """Maps the Avro names that the schema has defined so far to their Python types. A name is
+        defined only once.
+        """
 
     def of(self, info: kinds.Type, place: str) -> Any:
         simple = _SIMPLE.get(type(info))
@@ -168,8 +170,8 @@ class _Maker:
 
 
 def _is_record(info: kinds.Type) -> bool:
-    """Returns whether a type has fields. Several such types in a union need a tag to be
-    told apart.
+    """Returns whether a type has fields. A union of several such types needs a tag to distinguish
+    them.
     """
     return isinstance(info, (kinds.DataclassType, kinds.StructType, kinds.TypedDictType))
 
@@ -218,8 +220,8 @@ def _as_json(default: Any) -> Any:
 def renamed(schema: Any, aliases: Mapping[str, Sequence[str]]) -> Any:
     """Returns a writer's schema in which fields with former names have their present names.
 
-    `aliases` has the former names of fields. A field is not renamed if the record already has a
-    field with the present name.
+    `aliases` maps the present name of a field to its former names. A field is not renamed if the
+    record already has a field with the present name.
     """
     if isinstance(schema, list):
         return [renamed(one, aliases) for one in schema]
@@ -256,7 +258,7 @@ PROMOTIONS = {
     "string": {"bytes"},
     "bytes": {"string"},
 }
-"""Written type -> the other types that Avro can read its values as."""
+"""Maps an Avro type to the other types as which Avro can read its values."""
 
 
 def differing_field(written: Any, wanted: Any) -> str | None:
@@ -294,8 +296,8 @@ def _kind(schema: Any) -> str:
 def checked_written(schema: Any) -> bool:
     """Returns whether a parsed schema contains itself, so that its values may nest without limit.
 
-    Raises ValueError for an array whose items take no bytes: a few damaged bytes could claim any
-    number of items.
+    Raises ValueError for an array whose items take no bytes, because a few damaged bytes could
+    claim any number of items.
     """
     return _nests(schema, frozenset())
 

@@ -36,7 +36,7 @@ KINDS: dict[str, ChangeKind] = {
     "t": "truncate",
     "u": "update",
 }
-"""`op` of a message -> kind of the change."""
+"""Maps the field `op` of a message to the kind of the change."""
 
 _TEXT = "__debezium_unavailable_value"
 _BYTES = base64.b64encode(_TEXT.encode()).decode()
@@ -102,7 +102,7 @@ class DebeziumJson(Format[Change[Any]]):
 
     key: tuple[str, ...]
     row: Row | None = None
-    """Makes a row of the user's type from its JSON. None leaves rows as dicts."""
+    """Makes a row of the user's type from the row's JSON. None leaves rows as dicts."""
 
     def __repr__(self) -> str:
         return f"debezium_json(key={list(self.key)!r})"
@@ -167,7 +167,7 @@ class DebeziumJson(Format[Change[Any]]):
 
     def _row(self, raw: msgspec.Raw, convert: Row | None) -> tuple[Any, tuple[str, ...]]:
         """Returns the row in `raw`, and the names of the columns whose value the database did not
-        log.
+        log. `convert` decodes the row's values; None leaves them as JSON.
         """
         data = bytes(raw)
         if data == b"null":
@@ -265,8 +265,8 @@ _NAMED: dict[str, Callable[[Any], Any]] = {
     "org.apache.kafka.connect.data.Time": lambda x: _time(x * 1000),
     "org.apache.kafka.connect.data.Timestamp": lambda x: _moment(x * 1000),
 }
-"""Name of a schema's type -> function that decodes a value. Times are naive if the database type
-has no time zone.
+"""Maps the name of a schema's type to a function that decodes a value. Decoded times are naive if
+the database type has no time zone.
 """
 
 

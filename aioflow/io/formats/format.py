@@ -98,7 +98,7 @@ class TypedFormat(Format[T]):
     """A format whose elements can become objects of a type."""
 
     type: Any
-    """The type of the elements. None leaves them as the bodies have them."""
+    """The type of the elements. None leaves the elements as they are decoded."""
 
     def of(self, type: Any) -> Format[Any]:
         if self.type is not None:
@@ -109,7 +109,7 @@ class TypedFormat(Format[T]):
 
 @dataclass(frozen=True)
 class PlainFormat(Format[T]):
-    """JSON, text or bytes."""
+    """A format without a schema: "json", "text" or "bytes"."""
 
     name: str
     type: Any = None
@@ -122,7 +122,7 @@ class PlainFormat(Format[T]):
 
 
 def checked_format(format: str | Format[Any], type: Any, place: str) -> Format[Any]:
-    """Returns the format that `format=` names, with elements of `type`.
+    """Returns the format for the argument `format=` of a connector, with elements of `type`.
 
     Raises GraphError naming `place` for an invalid format, or a type that the format cannot be
     decoded into.
@@ -201,7 +201,9 @@ class PlainValues:
         self._converters: dict[type, Callable[[Any], Any]] = {}
 
     def of(self, value: Any) -> Any:
-        """Returns `value` in these types. Raises TypeError for an object without fields."""
+        """Returns `value` converted to dicts, lists, scalars and objects of `KEPT`. Raises
+        TypeError for an object without fields.
+        """
         convert = self._converters.get(type(value))
         if convert is None:
             convert = self._converters[type(value)] = _converter_of(type(value))

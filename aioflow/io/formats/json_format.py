@@ -62,10 +62,10 @@ def json_schema(
     """Returns the format of JSON bodies with the id of a JSON Schema before them.
 
     `type` is the type of the elements, whose JSON Schema a sink registers. It may also be a JSON
-    Schema: then the elements are plain JSON values, or of the connector's `type`. If `type` is
-    None, a sink writes with the id of the latest schema of its subject. A source needs no schema;
-    it checks elements against their type. `registry`, `subject` and `auto_register` are as for
-    `avro`.
+    Schema. Then the elements are plain JSON values, or objects of the connector's `type`. If `type`
+    is None, a sink writes with the id of the latest schema of its subject. A source needs no
+    schema; it checks elements against their type. `registry`, `subject` and `auto_register` are as
+    for `avro`.
     """
     place = "json_schema(...)"
     registration = checked_registration(registry, subject, auto_register, place)
@@ -78,7 +78,7 @@ def json_schema(
 
 @dataclass(frozen=True, eq=False)
 class JsonSchemaFormat(TypedFormat[T]):
-    """The format of JSON bodies of a registry. Made by `json_schema`."""
+    """The format of JSON bodies whose schema is in a registry. Made by `json_schema`."""
 
     schema: dict[str, Any] | None
     registration: Registration

@@ -50,9 +50,7 @@ NESTED_MAX = 100
 """Maximum length of an index path. A longer one means damaged bytes."""
 
 WELL_KNOWN = "google/protobuf/"
-"""Folder of the schema files that come with every Protobuf library, so registries need not have
-them.
-"""
+"""Folder of the schema files that every Protobuf library has, so registries may lack them."""
 
 
 @overload
@@ -120,7 +118,9 @@ class ProtobufFormat(TypedFormat[T]):
     """The format of Protobuf bodies. Made by `protobuf`."""
 
     message: Any
-    """The message class of the user. None: the class is made from the registry's descriptor."""
+    """The message class of the user. None means that the class is made from the registry's
+    descriptor.
+    """
     registration: Registration | None
 
     def __repr__(self) -> str:
@@ -284,7 +284,7 @@ def _part(
     field: Any, make: Callable[[Any], Callable[[Any], dict[str, Any]]]
 ) -> Callable[[Any], Any] | None:
     """Returns the function that converts a value of `field`, or None if the value needs no
-    conversion.
+    conversion. `make(descriptor)` returns the function that converts a nested message to a dict.
     """
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         one = _single(field.message_type.fields_by_name["value"], make)
@@ -367,7 +367,9 @@ def _file_of(schema: Schema) -> Any:
 
 
 def _add_well_known(pool: Any, imports: Iterable[str], known: set[str]) -> None:
-    """Adds the schema files among `imports` that come with Protobuf, such as timestamp.proto."""
+    """Adds to `pool` the schema files among `imports` that come with Protobuf, such as
+    timestamp.proto. `known` has the names of the files that were already added.
+    """
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
     for name in imports:

@@ -96,8 +96,9 @@ def checked_registration(
 class SchemaReaders:
     """Decodes bodies with the schemas of their ids.
 
-    `reader_of` returns a function that decodes whole bodies of a schema. Errors of both functions
-    become a ValueError that names the schema and its subject.
+    `reader_of(schema)` returns a function that decodes whole bodies of the schema. Errors of
+    `reader_of` and of the returned function become a ValueError that names the schema and its
+    subject.
     """
 
     def __init__(
@@ -113,7 +114,9 @@ class SchemaReaders:
         self._reader_of = reader_of
         self._readers: dict[bytes, Callable[[bytes], Any]] = {}
         self._missing: dict[bytes, float] = {}
-        """Heads whose schema the registry lacks, and the time at which to request each again."""
+        """Maps the head of a body whose schema the registry lacks to the time at which the schema
+        is requested again.
+        """
 
     def decoder(self) -> Decoder:
         return Decoder(self.decode, self.prepare)
@@ -151,8 +154,8 @@ class SchemaReaders:
                 self._missing[head] = again
 
     def _explaining(self, schema: Schema) -> Callable[[bytes], Any]:
-        """Returns the function that decodes bodies of `schema`, and whose errors name
-        the schema.
+        """Returns a function that decodes bodies of `schema`. The errors of this function name the
+        schema.
         """
         try:
             read = self._reader_of(schema)
@@ -189,7 +192,7 @@ class SchemaHeads:
     schema.
 
     `document` is the schema of the sink, and `record` its full name. If `document` is None, the
-    latest schema of the subject is used, and `learn` is called with it.
+    latest schema of the subject is used, and `learn` is called with this schema.
     """
 
     def __init__(

@@ -47,12 +47,14 @@ AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
 MAX_BACKOFF_S = 5.0
 
 LATE_S = 3.0
-"""Time for which a missing schema is requested again, because a replica of the registry may get a
-new schema late.
+"""Time in seconds for which a missing schema is requested again, because a replica of the registry
+may get a new schema late.
 """
 
 LATE_IDS = 8
-"""Maximum number of missing schemas that are requested again. More at once are not just late."""
+"""Maximum number of missing schemas that are requested again. If more are missing at once, lateness
+is not the cause.
+"""
 
 ID_MAX = 2**31 - 1
 
@@ -71,11 +73,13 @@ class Schema:
     id: int
     text: str
     references: tuple[tuple[str, str], ...] = ()
-    """Name and text of each schema that this one refers to, directly or not. A schema comes after
-    those that it needs.
+    """The name and the text of each schema that this schema refers to, directly or indirectly. A
+    schema comes after the schemas that it needs.
     """
     where: str = ""
-    """Subject and version, if the registry reports them."""
+    """The subject and version of the schema, for messages. Empty if the registry does not report
+    them.
+    """
 
     def __str__(self) -> str:
         return f"schema {self.id}" + (f" ({self.where})" if self.where else "")
@@ -151,7 +155,9 @@ class RegistryClient:
         self._has_answered = False
         self._schemas: dict[tuple[int, str], Schema] = {}
         self._asking: dict[Any, asyncio.Future[None]] = {}
-        """Running requests, by event loop, schema id and schema type."""
+        """Maps (event loop, schema id, schema type) to a future that completes with the running
+        request.
+        """
 
     def __repr__(self) -> str:
         return f"SchemaRegistry({', '.join(self._urls)!r})"
@@ -160,7 +166,8 @@ class RegistryClient:
         return self.__dict__ | {"_schemas": {}, "_asking": {}, "_has_answered": False}
 
     async def schemas(self, ids: Sequence[int], kind: str, host: Host) -> dict[int, Schema]:
-        """Returns those of the schemas with the given ids that the registry has, by id.
+        """Returns the schemas with the given ids, by id, without those that the registry lacks.
+        `kind` is the type of the schemas, such as "AVRO".
 
         Requests missing schemas again for `LATE_S`, unless there are more than `LATE_IDS`.
         """
@@ -228,8 +235,8 @@ class RegistryClient:
         return "; ".join(places[:3])
 
     async def _references(self, answer: Any, kind: str, host: Host) -> tuple[tuple[str, str], ...]:
-        """Returns name and text of the schemas that an answer refers to, directly or not. A schema
-        comes after those that it needs.
+        """Returns the name and the text of each schema that an answer refers to, directly or
+        indirectly. A schema comes after the schemas that it needs.
         """
         found: dict[str, str] = {}
         under_way: set[tuple[str, int]] = set()
@@ -317,8 +324,8 @@ class RegistryClient:
         return answer
 
     async def _described(self, path: str, kind: str, host: Host) -> tuple[int, Any]:
-        """Requests a schema. Returns the status and the answer, with a Protobuf schema as a
-        serialized descriptor if possible.
+        """Requests a schema. Returns the HTTP status and the answer. A Protobuf schema is in the
+        form of a serialized descriptor if possible.
 
         Some registries store descriptors as they were sent, and fail when asked to serialize them.
         Others return the text of a .proto file unless asked for a descriptor.
@@ -333,8 +340,8 @@ class RegistryClient:
     async def _ask(
         self, host: Host, method: str, path: str, body: Any = None, *, may_fail: bool = False
     ) -> tuple[int, Any]:
-        """Sends a request. Returns the status and the decoded answer. Retries while the registry
-        cannot be reached.
+        """Sends a request. Returns the HTTP status and the decoded answer. Retries while the
+        registry cannot be reached.
 
         With `may_fail`, the status 500 is an answer instead of a reason to retry. Raises Broken if
         the registry has never answered, and does not answer within `START_PATIENCE_S`.
@@ -402,7 +409,9 @@ class RegistryClient:
             ) from None
 
     def _refuse(self, status: int, answer: Any, what: str) -> None:
-        """Raises GraphError unless `status` and `answer` mean success."""
+        """Raises GraphError unless the HTTP `status` and the `answer` mean success. `what`
+        describes the request.
+        """
         if status in (401, 403):
             raise GraphError(
                 f"{self!r}: the registry refuses {what} ({status}): {_message(answer)}; give "
@@ -480,7 +489,7 @@ def _without_user(url: str) -> str:
 
 
 def _authorization(auth: Any, place: str) -> str:
-    """Returns the Authorization header for `auth`. Errors do not show it."""
+    """Returns the Authorization header for `auth`. Errors do not show the header."""
     if isinstance(auth, str) and auth and auth.isprintable():
         return f"Bearer {auth}"
     if isinstance(auth, tuple) and len(auth) == 2 and all(isinstance(one, str) for one in auth):

@@ -1,14 +1,14 @@
 """Writes and reads tables of Delta Lake with delta-rs: `delta(path)`.
 
-A commit creates one version of the table. It contains a transaction identifier (`txn`): its
-application id is the sink in one run, and its version is the checkpoint. Delta keeps the last
-version of each application id with the table. It refuses two concurrent commits with the same
-application id.
+A commit creates one version of the table. The version contains a transaction identifier (`txn`).
+Its application id names the sink and the run, and its version is the checkpoint number. Delta keeps
+the last version of each application id with the table. It refuses two concurrent commits with the
+same application id.
 
-Data files are in the directory of the table, without directories for partitions: the log has the
-values of partition columns. A sink with `mode="upsert"` stages its rows in files there too, merges
-them into the table, and deletes the files. So a killed attempt leaves only files that belong to no
-version, and `vacuum` removes them.
+Data files are in the directory of the table, without directories for partitions, because the log
+has the values of partition columns. A sink with `mode="upsert"` stages its rows in files in the
+same directory, merges the rows into the table, and deletes the files. So a killed attempt leaves
+only files that belong to no version, and `vacuum` removes them.
 """
 
 from __future__ import annotations

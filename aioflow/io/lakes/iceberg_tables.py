@@ -337,7 +337,7 @@ class _Table(_Catalog):
 class _Upsert:
     """Computes the files that an upsert adds to a table, and the files that it removes.
 
-    `staged` has the data files of the writers, in order.
+    `staged` has the data files of the writers, in the order of their records.
     """
 
     def __init__(self, table: Any, staged: Sequence[Any], key: Sequence[str]) -> None:
@@ -380,8 +380,8 @@ class _Upsert:
         return written
 
     def _range(self, keys: Any) -> Any:
-        """Returns a filter between the least and the greatest of `keys`, which skips files by their
-        bounds.
+        """Returns a filter for rows between the least and the greatest of `keys`. With the filter,
+        files are skipped by their column bounds.
         """
         import pyarrow.compute as pc
         from pyiceberg import expressions

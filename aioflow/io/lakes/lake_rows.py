@@ -54,8 +54,8 @@ def _cast(column: Any, field: Any, place: str) -> Any:
 
 
 def _difference(given: Any, wanted: Any) -> str | None:
-    """Returns why a cast from type `given` to `wanted` would change the meaning of values, or None
-    if it would not.
+    """Returns the reason why a cast from type `given` to `wanted` would change the meaning of
+    values. Returns None if the cast is safe.
 
     The cast must not parse texts, format numbers as text, or drop fields.
     """
@@ -92,7 +92,7 @@ def _difference(given: Any, wanted: Any) -> str | None:
 
 
 def latest_rows(rows: Any, key: Sequence[str]) -> Any:
-    """Returns the last row of each key, in the order of the last rows."""
+    """Returns the last row of each key. The returned rows keep their order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -119,8 +119,8 @@ def properties_of(commit_id: CommitId) -> dict[str, str]:
 
 
 def committed_checkpoint(commits: Iterable[Mapping[str, Any]], commit_id: CommitId) -> int:
-    """Returns the last checkpoint of the run in `commit_id` that has one of `commits`, or -1.
-    `commits` has the properties of each commit.
+    """Returns the last checkpoint that the sink and run of `commit_id` have committed, or -1.
+    `commits` has the properties of each commit of the table.
     """
     return max(
         (
@@ -160,14 +160,15 @@ class LakeTable(Protocol):
         """
 
     def commit(self, prepared: Prepared) -> None:
-        """Adds the files to the latest version in one commit, with the id of the last checkpoint.
+        """Adds the files of `prepared` to the latest version in one commit, with the commit id of
+        the last checkpoint.
 
         Skips checkpoints that were committed before. Raises CommitConflict if another commit came
         in between.
         """
 
     def close(self) -> None:
-        """Releases the connection, if there is one."""
+        """Releases the connection to the catalog or store, if there is one."""
 
 
 class Calls:
@@ -187,8 +188,8 @@ class Calls:
         return await asyncio.shield(future)
 
     async def first(self, call: Callable[[*Args], T], place: str, *args: *Args) -> T:
-        """Does the same as `run`, for the first call. Raises GraphError naming `place` if the call
-        takes longer than `ANSWER_S`.
+        """Returns the result of the first call, as `run` does. Raises GraphError naming `place` if
+        the call takes longer than `ANSWER_S`.
         """
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -376,7 +377,9 @@ def check_key_columns(config: LakeConnector, columns: Sequence[str]) -> None:
 
 
 def no_file_of(config: LakeConnector, told: object) -> RestoreError:
-    """Returns the error for `told`, a data file in a checkpoint that is not in the table."""
+    """Returns the error for `told`, the data file of a checkpoint that does not belong to the
+    table.
+    """
     return RestoreError(
         f"{config!r}: the checkpoint has {told!r}, which is no data file of this table, and "
         "nothing was committed: restore with the sink that wrote it, or from a checkpoint that you "
@@ -398,11 +401,11 @@ class At(NamedTuple):
     """The position of a source, before the next row."""
 
     version: int | None
-    """The version that is being read; None is the time before the first one."""
+    """The version that is being read. None means that the table had no version yet."""
     is_increment: bool
     """Whether only the files that the version added are read."""
     file: int
-    """Index of the file in the list of the version's files, sorted by path."""
+    """Index of the next row's file in the list of the version's files, sorted by path."""
     row: int
 
 
@@ -416,7 +419,9 @@ class LakeVersions(Protocol):
         """
 
     def following(self, version: int | None) -> int | None:
-        """Returns the version after `version`, or None if it is the latest."""
+        """Returns the version after `version`, or None if `version` is the latest. If `version` is
+        None, returns the first version.
+        """
 
     def files(self, version: int, *, is_increment: bool) -> Sequence[Any]:
         """Returns the files of the version, or only the files that it added, sorted by path."""
@@ -425,7 +430,7 @@ class LakeVersions(Protocol):
         """Reads one of the files of `version`, as Arrow record batches."""
 
     def close(self) -> None:
-        """Releases the connection, if there is one."""
+        """Releases the connection to the catalog or store, if there is one."""
 
 
 class LakeReader(BaseReader[Any]):

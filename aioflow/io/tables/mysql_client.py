@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 AWAY = frozenset({1040, 1053, 1077, 1079, 1203, 1927, 2006, 2013, 3169, 4031})
-"""Error numbers for a server that shuts down, has too many connections, or has closed the
+"""Error numbers which mean that the server shuts down, has too many connections, or has closed the
 connection.
 """
 
@@ -111,7 +111,9 @@ class MysqlConnection:
 
     @classmethod
     async def open(cls, dsn: str, owner: object) -> MysqlConnection:
-        """Connects. `owner` is named in errors. Raises ModuleNotFoundError naming the extra."""
+        """Connects. Errors name `owner`, a source or sink. Raises ModuleNotFoundError naming the
+        extra if asyncmy is missing.
+        """
         try:
             import asyncmy
             from asyncmy.constants.CLIENT import FOUND_ROWS
@@ -229,7 +231,7 @@ class BinlogStream:
         self._parts: list[bytes] = []
         """The packets received so far of a message of several packets."""
         self._failure: bytes | None = None
-        """The error packet that came after the last messages."""
+        """The error packet that came after the last messages; None if there was none."""
 
     @classmethod
     async def open(
@@ -241,8 +243,9 @@ class BinlogStream:
         *,
         waits: bool = True,
     ) -> BinlogStream:
-        """Starts to read the log at an offset of `file`. With `waits` the stream continues with new
-        events at the end of the log; otherwise it ends there.
+        """Starts reading the log at `offset` in `file`. `server_id` is the number of this reader
+        among the replicas; None means a large number that contains the id of the connection. With
+        `waits` the stream continues with new events at the end of the log; otherwise it ends there.
         """
         for statement in (
             "SET @mariadb_slave_capability = 4",

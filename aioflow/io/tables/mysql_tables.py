@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["MysqlTable", "mysql"]
 
 DEADLOCKS = (1205, 1213)
-"""Error numbers for a deadlock, or a lock that another transaction held for too long."""
+"""Error numbers for a deadlock, and for a lock that another transaction held for too long."""
 
 TEXT = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 """The type of texts in the sink's own tables. Keys need a maximum length and an exact
@@ -64,9 +64,10 @@ def mysql(
     of `key`, or writes rows to it. It works with MariaDB, too.
 
     `dsn` is "mysql://user:password@host:port/database"; `?unix_socket=` names a socket. `key` is a
-    unique column, by default the primary key. Each row is a dict or a `type`. The source reads the
-    rows up to the largest key that exists when it begins. It reads `columns`, by default all of
-    them. With `query`, a SELECT that includes the key, it reads the rows of the query.
+    unique column, by default the primary key. Each row is a dict, or an object of `type`. The
+    source reads the rows up to the largest key that exists when it begins. It reads `columns`, by
+    default all of them. With `query`, a SELECT whose result includes the key, it reads the rows of
+    the query instead.
 
     As a sink it accepts dicts, objects with fields (dataclasses, NamedTuples, Structs, Pydantic
     models), and lists and tuples by index. Their values are written to `columns`, by default the
@@ -182,7 +183,7 @@ class MysqlStore:
         self._place = config.place
         self._connection: MysqlConnection | None = None
         self._one_key = False
-        """Whether the key of an upsert is the only unique constraint."""
+        """Whether the table has no unique constraint besides the key of the upserts."""
 
     async def open(self) -> TableLayout:
         config, connection = self._config, await self._connected()
@@ -212,9 +213,7 @@ class MysqlStore:
         return TableLayout(columns, key)
 
     async def _connected(self) -> MysqlConnection:
-        """Returns the connection. Replaces a lost connection, because a retried commit
-        needs one.
-        """
+        """Returns the connection. If it was lost, opens a new one, which a retried commit needs."""
         if self._connection is not None and self._connection.broken:
             broken, self._connection = self._connection, None
             await broken.close()

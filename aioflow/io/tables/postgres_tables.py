@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["PostgresTable", "postgres"]
 
 AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "08000", "08001", "08003", "08006"})
-"""SQLSTATE codes of a server that stops, starts, has too many connections, or has lost the
-connection.
+"""SQLSTATE codes which mean that the server stops, starts, has too many connections, or has lost
+the connection.
 """
 
 CONNECT_TIMEOUT_S = 8.0
@@ -50,8 +50,8 @@ CLOSE_TIMEOUT_S = 5.0
 """Maximum time for closing a connection."""
 
 SCHEMA_LOCK = 0x61696F666C6F77
-"""Advisory lock under which the sink's tables are created: `IF NOT EXISTS` does not protect against
-another client that creates them at the same time.
+"""Advisory lock that is held while the sink's tables are created. `IF NOT EXISTS` does not protect
+against another client that creates them at the same time.
 """
 
 
@@ -69,9 +69,10 @@ def postgres(
     """Returns a connector that reads the rows of `table` ("name" or "schema.name") in the order of
     `key`, or writes rows to it.
 
-    `key` is a unique column, by default the primary key. Each row is a dict or a `type`. The source
-    reads the rows up to the largest key that exists when it begins. It reads `columns`, by default
-    all of them. With `query`, a SELECT that includes the key, it reads the rows of the query.
+    `key` is a unique column, by default the primary key. Each row is a dict, or an object of
+    `type`. The source reads the rows up to the largest key that exists when it begins. It reads
+    `columns`, by default all of them. With `query`, a SELECT whose result includes the key, it
+    reads the rows of the query instead.
 
     As a sink it accepts dicts, objects with fields (dataclasses, NamedTuples, Structs, Pydantic
     models), and lists and tuples by index. Their values are written to `columns`, by default the
@@ -253,8 +254,8 @@ _UNIQUE = """
     WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indimmediate
     AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
     GROUP BY i.indexrelid"""
-"""Selects the sets of columns that ON CONFLICT can name: those of unique indexes without a
-condition.
+"""Selects the sets of columns that ON CONFLICT can name, which are the columns of unique indexes
+without a condition.
 """
 
 
@@ -281,9 +282,7 @@ class PostgresStore:
         return TableLayout(columns, key)
 
     async def _connected(self) -> Any:
-        """Returns the connection. Replaces a lost connection, because a retried commit
-        needs one.
-        """
+        """Returns the connection. If it was lost, opens a new one, which a retried commit needs."""
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._config)
         return self._connection

@@ -74,9 +74,9 @@ def sqlite(
     """Returns a connector that reads the rows of `table` in the SQLite file at `path`, in the order
     of `key`, or writes rows.
 
-    For a source, `key` is a column that is unique and not null. Each row is a dict, or a `type`.
-    The source reads the rows up to the largest key that exists when it begins. It reads `columns`,
-    by default all of them.
+    For a source, `key` is a column that is unique and not null. Each row is a dict, or an object of
+    `type`. The source reads the rows up to the largest key that exists when it begins. It reads
+    `columns`, by default all of them.
 
     As a sink it accepts dicts, objects with fields (dataclasses, NamedTuples, Structs, Pydantic
     models), and lists and tuples by index. Their values are written to `columns`, by default the

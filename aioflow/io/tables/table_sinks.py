@@ -14,12 +14,13 @@ read again. After the checkpoint it would be too late.
 
 The commit is idempotent, because it removes the batch that it moves. If the batch is missing,
 `aioflow_sinks` must record that this or a later checkpoint of the same writer was committed.
-Otherwise the database was set back, which is an error. Rows are never dropped because of a
-checkpoint number alone: a job that was restored from an older savepoint repeats the same numbers.
+Otherwise the database was restored to an earlier state, which is an error. Rows are never dropped
+because of a checkpoint number alone: a job that was restored from an older savepoint repeats the
+same numbers.
 
-Every writer that opens gets a number from the database, its generation. It removes batches that
-earlier writers began after the checkpoint that it was restored from. So an earlier attempt cannot
-change rows that a later attempt has staged, not even with calls that are still running.
+Every writer that opens gets a number from the database, its generation. The writer removes batches
+that earlier writers began after the checkpoint that it was restored from. So an earlier attempt
+cannot change rows that a later attempt has staged, not even with calls that are still running.
 
 Without checkpoints rows are inserted into the table at once (at-least-once).
 
@@ -96,8 +97,8 @@ DEADLOCK_TRIES = 5
 Row = tuple[Any, ...]
 
 Mode = Literal["append", "upsert", "delete"] | Callable[[Any], Literal["upsert", "delete"]]
-"""How a sink changes its table: the same way for all records, or as a function of the record
-decides.
+"""How a sink changes its table: in the same way for all records, or as a function decides for each
+record.
 """
 
 _CODEC = Codec()
@@ -129,7 +130,7 @@ class Prepared(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The description of the rows that one writer stages between two barriers."""
+    """Identifies the rows that one writer stages between two barriers."""
 
     sink: str
     subtask: int
@@ -157,8 +158,8 @@ class Piece(NamedTuple):
     number: int
     columns: list[str]
     rows: list[Row]
-    """Rows to write. If `key` is not empty, each row ends with an extra bool: whether to delete the
-    row with its key.
+    """The rows to write. If `key` is not empty, each row ends with an extra bool, which says
+    whether to delete the row with the same key.
     """
     key: list[str]
     """The columns that identify the row to replace or delete; empty if rows are appended."""
@@ -172,7 +173,9 @@ class Piece(NamedTuple):
         return describe_record(dict(zip(self.columns, self.rows[number], strict=False)))
 
     def explain(self, error: Exception, place: str) -> None:
-        """Adds a note to `error` that it occurred while these rows were written to `place`."""
+        """Adds a note to `error`, which says that the error occurred while these rows were written
+        to `place`.
+        """
         note_once(
             error,
             f"in {place}, at one of {len(self.rows)} rows that begin with {self.described(0)}",
@@ -222,8 +225,8 @@ def checked_mode(mode: Mode, columns: Sequence[str] | None, key: Sequence[str], 
 
 
 def check_upserts(sink: object, mode: Mode, given: Sequence[str], key: Sequence[str]) -> None:
-    """Raises GraphError if `sink` cannot apply upserts with the key columns `key`. `given` is
-    `key=` of the sink, empty for the primary key.
+    """Raises GraphError if `sink` cannot apply upserts with the key columns `key`. `given` has the
+    columns of the sink's `key=`; empty means the primary key.
     """
     if mode != "upsert":
         raise GraphError(
@@ -245,7 +248,8 @@ def resolved_key(
     primary: Sequence[str],
     unique: Sequence[Sequence[str]],
 ) -> list[str]:
-    """Returns the columns that identify a row: those `given`, or the `primary` key.
+    """Returns the columns that identify a row: `given`, the columns that the user gave, or else
+    `primary`, the primary key.
 
     `unique` has the sets of columns with a unique constraint. Raises GraphError if the returned
     columns have no unique constraint.
@@ -276,8 +280,8 @@ class TableStore(Protocol):
     """The interface of a sink's connection to its database. Calls are made one after the other."""
 
     async def open(self) -> TableLayout:
-        """Connects, and returns the layout of the table. Raises GraphError if there is no such
-        table, or no unique constraint on the key of an upsert.
+        """Connects, and returns the layout of the table. Raises GraphError if the table does not
+        exist, or if the key of upserts has no unique constraint.
         """
 
     async def register(self, sink: str, subtask: int, parallelism: int, restored: int) -> int:
@@ -307,7 +311,7 @@ class TableStore(Protocol):
 async def despite_deadlocks(
     stage: Callable[[], Awaitable[None]], is_deadlock: Callable[[Exception], bool]
 ) -> None:
-    """Awaits `stage`, and repeats it after a deadlock with another writer of the same rows.
+    """Awaits `stage()`, and repeats the call after a deadlock with another writer of the same rows.
 
     The database has then rolled back this writer's transaction, so the other writer can continue.
     """
@@ -425,7 +429,9 @@ class ChangeShape(RowShape):
         adapt: Callable[[Any, str], Any],
         mode: Mode,
     ) -> None:
-        """Makes a converter. For the mode "delete" a record needs only the key columns."""
+        """Makes a converter. With the mode "delete", a record needs only the key columns.
+        `adapt(value, column)` converts a value for the database.
+        """
         if mode == "delete" and columns is None:
             columns = layout.key
         super().__init__(place, layout.columns, columns, adapt)
@@ -492,8 +498,8 @@ class ChangeShape(RowShape):
                 )
 
     def _keyed(self, row: Row, value: Any) -> Row:
-        """Returns `row`. Raises ValueError if its key is null, because no later row could replace
-        it.
+        """Returns `row`. Raises ValueError if the row's key is null, because no later row could
+        replace the row.
         """
         for name in self.key:
             cell = row[self.columns.index(name)]

@@ -50,8 +50,8 @@ def checked_table(
     query: str | None,
     mode: Mode,
 ) -> Callable[[dict[str, Any]], T] | None:
-    """Returns the function that converts a row to `type`, or None for dicts. Raises GraphError
-    naming an invalid argument.
+    """Checks the arguments of a connector. Returns the function that converts a row to `type`, or
+    None if rows stay dicts. Raises GraphError naming an invalid argument.
     """
     if not isinstance(table, str):
         raise GraphError(f"{place}: table is {table!r}, expected a name")
@@ -72,7 +72,9 @@ def checked_table(
 
 
 def selected(columns: Sequence[str] | None, every: str) -> str:
-    """Returns `columns` as SQL; None means `every`."""
+    """Returns the list of `columns` as SQL. If it is None, returns `every`, the SQL for all
+    columns.
+    """
     return every if columns is None else ", ".join(quoted(name, "a column") for name in columns)
 
 
@@ -104,7 +106,9 @@ class ServerTable(BaseSource[T], BaseSink[Any]):
 
     @property
     def _rows_from(self) -> str:
-        """The SQL text after FROM when rows are read."""
+        """The SQL text after FROM in the statement that reads rows: the table, or the user's
+        query.
+        """
         source = self.quoted_table if self.query is None else f"({self.query})"
         return f"{source} AS aioflow_rows"
 
@@ -125,7 +129,7 @@ class ServerTable(BaseSource[T], BaseSink[Any]):
         self, connection: Any, texts: Sequence[str], values: Sequence[Any]
     ) -> list[dict[str, Any]]:
         """Returns the rows of a SELECT. `texts` are the parts of the statement before, between and
-        after `values`.
+        after the `values`, which are sent as parameters.
         """
 
     @abstractmethod
@@ -216,7 +220,8 @@ class PageReader(BufferedReader):
         the same key.
 
         `page(last)` returns the page after the key `last`, and one more row. The extra row shows
-        whether two rows at the border of pages have the same key. `source` is named in the error.
+        whether two rows at the border of pages have the same key. The error names `source`. `make`
+        converts a dict to a row; None keeps the dict.
         """
         while True:
             for i, row in enumerate(await page(last)):

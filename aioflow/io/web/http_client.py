@@ -194,8 +194,8 @@ def http_error(status: int, url: str, body: bytes) -> Broken:
 
 @contextmanager
 def without_secrets(config: object) -> Iterator[None]:
-    """Within the block, replaces an aiohttp error whose message quotes a URL with a password or
-    token by Broken.
+    """Within the block, replaces an error of aiohttp by Broken if its message quotes a URL with a
+    password or token.
     """
     import aiohttp
 
@@ -216,8 +216,8 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _is_final(error: Exception, status: int) -> bool:
-    """Returns whether the server has refused the request for good, so that a retry would fail
-    too.
+    """Returns whether the server has refused the request for good, so that a retry would fail too.
+    `status` is the HTTP status of the answer.
     """
     return isinstance(error, Broken) and status != 429 and status < 500
 
@@ -476,8 +476,8 @@ class _SseReader(BufferedReader):
                 await backoff.reconnecting(listen, config, config.reconnect, _failures())
 
     async def _listen(self, session: aiohttp.ClientSession, backoff: Backoff) -> bool:
-        """Reads events until the stream ends. Returns whether the server has declared that no more
-        events will come (204).
+        """Reads events until the stream ends. Returns whether the server has declared, by the
+        status 204, that no more events will come.
         """
         url, last_id = self._config.url, self._last_id
         parser = EventParser(last_id)

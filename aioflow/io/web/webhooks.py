@@ -5,7 +5,7 @@ receives 202 when its body is on disk. Without a journal the sender receives 202
 memory. Delivery is then at most once over a restart, because the sender forgets the message.
 
 Safe by default: the server listens on 127.0.0.1 and rejects another address without a token. It
-limits the size of requests, and answers 503 rather than hold more than its capacity.
+limits the size of requests, and answers 503 when its capacity of waiting elements is used up.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class WebhookReader(InletReader):
         self._server = AsyncExitStack()
         self._log_backoff = LogBackoff()
         self._spans: RequestSpans | None = None
-        """Spans of the requests, if the program traces."""
+        """Makes the trace spans of the requests. None if the program does not trace."""
 
     async def open(self, splits: Sequence[Split]) -> None:
         """Starts the server. Returns once it listens, so the program may post right after the
