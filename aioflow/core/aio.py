@@ -170,7 +170,7 @@ class OrderedTaskGroup:
 
     @property
     def children(self) -> list[asyncio.Task[Any]]:
-        """Returns the children that have not ended, in order of creation."""
+        """The children that have not ended, in order of creation."""
         return list(self._children)
 
     def abandon(self, child: asyncio.Task[Any]) -> None:

@@ -320,7 +320,7 @@ class _SystemProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
-            with suppress(ProcessLookupError):  # It ended between the look and the signal.
+            with suppress(ProcessLookupError):  # It ended after the check.
                 self._process.send_signal(number)
 
 
@@ -428,9 +428,9 @@ def end_with_parent() -> bool:
     this.
 
     This works even while a function holds the interpreter and so stops all Python threads. Only
-    Linux offers this. It is used only if the parent's main thread started this process, because the
-    kernel kills the process when the starting thread ends, even if the parent goes on. A parent
-    that has ended before this call is not noticed.
+    Linux offers this. It is used only if the parent's main thread started this process. The reason
+    is that the kernel kills the process when the starting thread ends, even if the parent goes on.
+    A parent that has ended before this call is not noticed.
     """
     started_by = os.environ.pop(MAIN_THREAD_ENV, None)
     if sys.platform != "linux" or started_by != str(os.getppid()):

@@ -10,9 +10,9 @@ same reason. Beginning a snapshot only begins a new generation: no state is copi
 The contents are written afterwards, in slices, while the job continues. While a snapshot is
 unfinished, the first touch of a key saves its former value: a copy if the value is mutable,
 otherwise the value itself. To read the state *at the end of generation n*, the writer uses the
-oldest value saved after it, or the current value if none was saved. Several snapshots may be
-unfinished at once: each begins a generation of its own. The live state stays in the same dicts, so
-references to them stay valid.
+oldest value that was saved after that moment. If no value was saved, it uses the current value.
+Several snapshots may be unfinished at once: each begins a generation of its own. The live state
+stays in the same dicts, so references to them stay valid.
 
 The rule for callers: touch a key *before* its value is changed, or before its mutable value is
 passed to code that may change it.

@@ -68,7 +68,7 @@ KEYS_A_TIMER = 1 / 8
 
 
 class Churn:
-    """The decision whether the next generation needs notes."""
+    """Decides whether the changes of the next generation have to be noted."""
 
     __slots__ = ("_left", "_run", "sample")
 

@@ -9,9 +9,9 @@ RocksDB has threads of its own, which a simulation cannot control, so a simulati
 backend.
 
 Timers are kept in memory, as in the heap backend, because the next timer must be known without a
-read, and timers are small. In a checkpoint they are rows of the database. Their cost in a
-checkpoint is proportional to the number of timers set, deleted or fired since the last checkpoint,
-because these become rows of the new files.
+read, and timers are small. In a checkpoint they are rows of the database. Timers that were set,
+deleted or fired since the last checkpoint become rows of the new files. So the cost of a checkpoint
+is proportional to their number.
 
 If the state is in memory as a whole, and most keys come and go between two checkpoints, a
 checkpoint is a `PlainSnapshot`. Otherwise each such key would become a row of the database in one

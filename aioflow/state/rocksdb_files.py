@@ -127,7 +127,7 @@ class Database:
         setattr(self._write, "disable_wal", True)  # noqa: B010
 
     def get(self, rows: list[bytes]) -> list[bytes | None]:
-        """Returns the value of each of `rows`."""
+        """Returns the value of each of `rows`, or None for a row that does not exist."""
         # It takes and returns a list of one type.
         return self._db.get(rows)  # type: ignore[arg-type, return-value]
 

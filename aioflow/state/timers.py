@@ -555,8 +555,8 @@ class InternalTimerService:
             self._schedule()
 
     def delete_processing_time_timer(self, key: Any, namespace: Any, timestamp: int) -> None:
-        # The physical timer stays: it finds nothing due and moves on. Cheaper than moving it at
-        # each deletion.
+        # The physical timer stays: it finds nothing due and is scheduled again. That is cheaper
+        # than moving it at each deletion.
         self._processing.delete(key, namespace, timestamp)
 
     def pop_due(self, watermark: int) -> tuple[int, Any, Any] | None:
@@ -670,8 +670,8 @@ class InternalTimerService:
 
     def _on_physical(self, timestamp_ms: int) -> None:
         self._physical, self._physical_time = None, NO_TIMER
-        # A busy task takes mail less often than once a millisecond. With the timers of one
-        # timestamp for each mail, the timers due would grow without end.
+        # A busy task takes mail less often than once a millisecond. If each mail fired only the
+        # timers of one timestamp, the number of due timers would grow without end.
         begun_ms = self._now_ms()
         due = max(timestamp_ms, begun_ms - 1)
         fire, pop, backend = self._on_processing_time, self._processing.pop, self._backend

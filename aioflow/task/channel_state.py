@@ -144,7 +144,7 @@ class ChannelStateLog:
         self._parts += (ELEMENT.pack(BATCH, input_index, stage, len(content)), content)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yields the content of the file."""
+        """Yields the content of the log's file."""
         yield b"".join(self._parts)
 
 

@@ -117,7 +117,8 @@ class SubtaskCheckpoints:
         self.is_urgent = False
         """Whether to take a checkpoint at once, without waiting for the chain or the output."""
         self.is_held = False
-        """Whether the task must process nothing more: the job restarts from a checkpoint."""
+        """Whether the task must process nothing more, because the job restarts from a checkpoint.
+        """
         self._held_by: int | None = None
         """The checkpoint for which the task is held. If it is aborted, the task goes on."""
         self._checkpoints: dict[int, TaskCheckpoint] = {}
@@ -175,7 +176,7 @@ class SubtaskCheckpoints:
         found = self._checkpoints.get(checkpoint_id)
         if found is None:
             found = TaskCheckpoint(checkpoint_id)
-            if checkpoint_id > self._last:  # Otherwise it is ignored when it is due.
+            if checkpoint_id > self._last:  # Otherwise the checkpoint is too old to be taken.
                 self._checkpoints[checkpoint_id] = found
         return found
 

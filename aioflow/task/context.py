@@ -325,7 +325,7 @@ class TaskOperatorContext:
         try:
             result = action(*args)
             check_own_task()
-        except StopIteration as stop:  # A coroutine of the engine would hide it, and its place.
+        except StopIteration as stop:  # A coroutine would convert it to RuntimeError.
             error = user_error(stop)
             note_once(error, f"in {self.place}")
             raise error from stop

@@ -10,8 +10,8 @@ A task that is cancelled before it runs never calls user code. An error that a c
 is logged. It is reported only if it was raised while closing. Consumers of a failed or cancelled
 task see their producer fail; they end CANCELED, not FAILED, and report that error. Only the input
 of the task can report a failed producer: a ProducerFailed of user code is an error like any other.
-If code other than the engine or a loop that shuts down cancels a task's asyncio task, the task
-becomes FAILED, so that the job notices. After Flink's Task.
+Only the engine, or a loop that shuts down, may cancel a task's asyncio task. If other code cancels
+it, the task becomes FAILED, so that the job notices. After Flink's Task.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ class TaskMetrics:
             return [*counts, *rates.read(self._now_or_end(), counts), *[mark() for mark in marks]]
 
         group.gauges(names, read)
-        group.counter("slowCallbacks")  # `SubtaskRuntimeContext.note_slow` counts.
+        group.counter("slowCallbacks")  # Incremented by `SubtaskRuntimeContext.note_slow`.
 
     def register_gates(self, task_input: Gates) -> None:
         """Registers the traffic and queues of exchanges, and the event time of each input."""

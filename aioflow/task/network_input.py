@@ -133,7 +133,7 @@ class NetworkInput:
         """
         gates = [(part.gate, part.first_channel) for part in self._inputs]
         # Sources that wait send their barriers at once. Records before these barriers must be
-        # processed after the first input. A restored checkpoint would process them before it.
+        # processed after the first input, but a restore would process captured records before it.
         never = self._channels_where(
             lambda part: (
                 not part.may_be_overtaken

@@ -218,7 +218,7 @@ class RecordWriter:
             ends = batch.watermark == MAX_WATERMARK
             for subpartition in self._subpartitions:
                 if ends:
-                    subpartition.seal()  # The end of time is no step of it: MAX travels alone.
+                    subpartition.seal()  # MAX_WATERMARK is sent without records.
                 subpartition.builder.advance_watermark(batch.watermark)
 
     def _measure(self, values: Sequence[Any]) -> None:
@@ -257,7 +257,7 @@ class RecordWriter:
 
     @property
     def has_gathered(self) -> bool:
-        """Whether records wait to be sealed."""
+        """Whether records wait in open batches to be sealed."""
         # Called after each slice; `any` over a generator costs twice as much.
         for subpartition in self._subpartitions:  # noqa: SIM110
             if subpartition.builder.values:

@@ -357,7 +357,9 @@ class OperatorRuntime:
         self.chain.compile()
 
     def input_after_all(self) -> None:
-        """Notes that records came although all operators had finished: a drained job continues."""
+        """Notes that records came although all operators had finished, because a drained job
+        continues.
+        """
         self.finished_before = False
         forget_finished(self.head)
 

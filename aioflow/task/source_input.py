@@ -362,7 +362,7 @@ class SourceInput:
         """
         reader = self._reader
         # A reader that ended because the job is stopped has not really ended: it continues after a
-        # restore. So does one of a source that each run gives more, from its position.
+        # restore. With `per_run`, the next run continues at the reader's position.
         ended = self._is_finished and self._stopped is None and not self._per_run
         finished = reader.finished_splits
         state, left = [], []

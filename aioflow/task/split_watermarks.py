@@ -233,8 +233,8 @@ class QuietSplits:
 
     A split is idle if no record came from it for `idle_after_ms` while the reader was polled. Time
     under back pressure does not count. In addition, as many polls as there are splits must have
-    returned nothing from it, so that a reader that polls its splits in turn has polled it. `now_ms`
-    may be on any clock.
+    returned nothing from the split. Then a reader that polls its splits in turn has polled the
+    split. `now_ms` may be on any clock.
     """
 
     def __init__(self, idle_after_ms: int, splits: Sequence[str], now_ms: int) -> None:

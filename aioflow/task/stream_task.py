@@ -208,7 +208,7 @@ class StreamTask:
                 if isinstance(error, asyncio.CancelledError) and not has_place(error):
                     # Not from user code: the task was cancelled by the engine, or by other code.
                     raise
-                # SystemExit too is raised where the job is awaited.
+                # SystemExit, too, is raised where the job is awaited.
                 failure = user_error(error)
             finally:
                 self.life.phase = TaskPhase.CLOSED
