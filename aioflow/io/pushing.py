@@ -241,11 +241,6 @@ class PushInlet(Generic[T]):
         """Puts each of `values` in order, as `put` does. Elements of other tasks may come in
         between.
         """
-        if isinstance(values, (str, bytes)):
-            raise TypeError(
-                f"put_many got a {type(values).__name__}, expected an iterable of elements: for a "
-                "single element write put(value)"
-            )
         if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
         if durable:

@@ -721,13 +721,6 @@ JOB_MUTANTS: list[Mutant] = [
         (CHECKPOINTS + "test_a_savepoint_that_does_not_hold_all_that_was_put_says_so",),
     ),
     Mutant(
-        "put_many takes a text for its characters",
-        "aioflow/io/pushing.py",
-        "        if isinstance(values, (str, bytes)):\n",
-        "        if isinstance(values, bytes):\n",
-        ("tests/api/test_wrong_place.py::test_one_element_is_no_iterable_of_elements",),
-    ),
-    Mutant(
         "a store's URL without a slash is taken for a Path",
         "aioflow/api/checkpoint_options.py",
         "        if isinstance(where, PathLike) and url_scheme(where):\n",

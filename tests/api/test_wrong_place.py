@@ -61,18 +61,6 @@ async def test_a_job_is_spoken_to_on_its_own_loop() -> None:
         assert [row async for row in job.subscribe(counts)] == [(7, 1)]
 
 
-@pytest.mark.parametrize("values", ["abc", b"abc"])
-async def test_one_element_is_no_iterable_of_elements(values: Any) -> None:
-    with pytest.raises(af.GraphError, match=r"flow\.source got .*for a single element write \["):
-        af.Flow("one").source(values)
-    flow = af.Flow("one")
-    numbers = flow.source(af.io.push())
-    numbers.sink(af.io.blackhole())
-    async with flow.run() as job:
-        with pytest.raises(TypeError, match=r"put_many got a .*a single element write put\(value"):
-            await job.input(numbers).put_many(values)
-
-
 async def test_elements_from_another_thread_arrive() -> None:
     """The remedy that the error names."""
     flow = af.Flow("handed over")
