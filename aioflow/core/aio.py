@@ -84,13 +84,13 @@ DONE = Done()
 
 
 class OrderedTaskGroup:
-    """A task group like `asyncio.TaskGroup`, with a fixed order: no task outlives the `async with`
-    block.
+    """A task group like `asyncio.TaskGroup`, with a fixed order of cancellations and errors. No
+    task outlives the `async with` block.
 
     The first child that fails, or a body that raises, cancels the other children in order of
-    creation; when all have ended, the errors are raised as one group in order of occurrence.
-    Cancelling the owner cancels the children and then raises `CancelledError`. `KeyboardInterrupt`
-    and `SystemExit` are raised bare.
+    creation. When all children have ended, their errors are raised as one group, in order of
+    occurrence. Cancelling the owner cancels the children and then raises `CancelledError`.
+    `KeyboardInterrupt` and `SystemExit` are raised bare.
     """
 
     __slots__ = (

@@ -81,7 +81,7 @@ def all_of(providers: Sequence[Availability]) -> Availability:
     """Returns a provider that becomes available once each of `providers` has been available at some
     time since this call.
 
-    Valid for one wait: build it again after each wait.
+    The provider is valid for one wait. Call `all_of` again for each further wait.
     """
     waiting = [p for p in providers if not p.is_available]
     combined = Availability(not waiting)

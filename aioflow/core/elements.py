@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 MIN_WATERMARK = -(2**63)
-"""The watermark before the first one."""
+"""The watermark of a stream before its first watermark event."""
 
 MAX_WATERMARK = 2**63 - 1
 """The end of event time: no record can follow."""
@@ -234,7 +234,7 @@ class CheckpointBarrier(msgspec.Struct, frozen=True):
     aligned_timeout_ms: int | None = None
     """Time after `timestamp_ms` from which an aligned barrier becomes unaligned.
 
-    None: it never does.
+    None: the barrier never becomes unaligned.
     """
     full: bool = False
     """Whether the checkpoint refers to no file of an earlier checkpoint."""

@@ -437,7 +437,9 @@ class AggregateFunction(Generic[IN, ACC, OUT]):
         raise TypeError(f"{type(self).__name__} must define create_accumulator(self)")
 
     def add(self, value: IN, accumulator: ACC) -> ACC:
-        """Returns the accumulator with `value` added: a new one, or the given one changed."""
+        """Returns the accumulator with `value` added. This may be `accumulator` itself, changed in
+        place, or a new object.
+        """
         raise TypeError(f"{type(self).__name__} must define add(self, value, accumulator)")
 
     def get_result(self, accumulator: ACC) -> OUT:

@@ -140,8 +140,8 @@ class FileSystem(Protocol):
         ...
 
     async def rename(self, source: str, target: str) -> None:
-        """Moves a file or directory and replaces a target file: a reader sees the old file or the
-        new one.
+        """Moves a file or directory, and replaces a target file. A reader of `target` sees either
+        the old file or the new one.
         """
         ...
 
@@ -217,7 +217,9 @@ class FileSystem(Protocol):
         ...
 
     def open_read(self, path: str) -> BinaryIO:
-        """Opens a file for reading. Blocks: only inside a function given to `Host.blocking`."""
+        """Opens a file for reading. Blocks, so it may be called only inside a function given to
+        `Host.blocking`.
+        """
         ...
 
 

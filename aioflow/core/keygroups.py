@@ -119,7 +119,7 @@ def key_groups(keys: Sequence[Any], max_parallelism: int) -> list[int]:
 
 
 def canonical_key(key: Any) -> bytes:
-    """Returns the canonical bytes of `key`: equal keys give equal bytes.
+    """Returns the canonical bytes of `key`. Equal keys have equal canonical bytes.
 
     Raises KeyNotSupported naming the remedy.
     """

@@ -151,7 +151,9 @@ class StateTtl:
     refresh_on_read: bool = field(default=False, kw_only=True)
     """Whether a read counts like a write, so that a value expires `time` after its last use."""
     return_expired: bool = field(default=False, kw_only=True)
-    """Whether an expired value is returned until it is removed. False: it is never returned."""
+    """Whether an expired value is returned until it is removed. If False, an expired value is never
+    returned.
+    """
 
     def __post_init__(self) -> None:
         to_ms(self.time, "time of StateTtl")

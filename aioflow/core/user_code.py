@@ -267,7 +267,7 @@ LOOP_FILES = tuple(
 )
 
 Stack = tuple[str, ...]
-"""Frames, outermost first."""
+"""Texts that name stack frames, outermost first."""
 
 
 def place_of(code: CodeType, line: int) -> str:

@@ -1,8 +1,8 @@
 """The interface of state for operators and user functions, and the choice of a backend.
 
-A `KeyedStateBackend` holds named tables: `namespace -> key -> value`. Plain keyed state lives in
-namespace None, a window's state in the namespace of that window. The five kinds of state are views
-of such tables for the current key; built-in operators read and write the raw dicts of a
+A `KeyedStateBackend` holds named tables, each with values by namespace and key. Plain keyed state
+lives in namespace None, a window's state in the namespace of that window. The five kinds of state
+are views of such tables for the current key; built-in operators read and write the raw dicts of a
 `StateTable`. Keys that are equal in Python are one key.
 
 The mapping that `StateTable.of` returns is valid for one batch, and only for the keys passed to
@@ -92,7 +92,7 @@ class StateTable(Protocol):
     def of(
         self, namespace: Any = None, keys: Sequence[Any] | None = None
     ) -> MutableMapping[Any, Any]:
-        """Returns the mapping `key -> value` of `namespace`, created on demand. Call this method
+        """Returns the mapping from key to value of `namespace`, created on demand. Call this method
         for each batch.
 
         Only the values of `keys` may be changed, replaced or removed through the mapping. If `keys`

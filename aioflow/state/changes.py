@@ -145,7 +145,9 @@ class Space:
         return list(islice(self.entries, start, start + count))
 
     def skip(self, keys: Iterable[Any]) -> None:
-        """Notes that restored files contain `keys`. Does nothing here, see `TimerSpace`."""
+        """Notes that restored files contain `keys`. Does nothing in this class;
+        `heap_timers.TimerSpace` overrides it.
+        """
 
     def columns(self, keys: Sequence[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
         """Returns the namespaces and the keys of the rows that represent `keys` in a file."""

@@ -83,7 +83,8 @@ class WrittenFile:
     gone: SpokenKeys
     """Keys that the file removes.
 
-    Needed as long as the file is kept: an earlier file may contain the keys, in any section.
+    Needed as long as the file is kept, because an earlier file may contain the keys, in any
+    section.
     """
     drops: dict[tuple[str, object], None]
     rows: int
@@ -143,8 +144,8 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The decision which files of an archive the next checkpoint keeps: the files from index
-    `first` to `end` (exclusive).
+    """The decision which files of an archive the next checkpoint keeps. It keeps the files from
+    index `first` to `end` (exclusive).
     """
 
     first: int

@@ -40,10 +40,11 @@ counted again.
 
 UNNOTED_ROWS_MIN, UNNOTED_ROWS_MAX = 1 << 10, 1 << 18
 UNNOTED_BYTES_MAX = 32 << 20
-"""Maximum size of state whose changes are not noted.
+"""Maximum size in bytes of state whose changes are not noted.
 
-When fewer keys come and go, the next few checkpoints are still as large as the whole state. For
-less than `UNNOTED_ROWS_MIN` rows, notes cost nothing.
+The reason for the limit: when fewer keys come and go, the next few checkpoints are still as large
+as the whole state. The changes of less than `UNNOTED_ROWS_MIN` rows are always noted, because notes
+of few rows cost nothing.
 """
 
 UNNOTED_ROWS_SUM = 1 << 20
@@ -130,7 +131,7 @@ def fires_most(firing: int, rows: int) -> bool:
 
 
 class Moment(Protocol):
-    """The interface to the state at the moment whose state a plain file contains.
+    """The interface to the state at one moment, which a plain file contains.
 
     Spaces and queues are those of the backend, so their type is `Any`.
     """
@@ -171,7 +172,7 @@ class PlainFile:
 
     header: FileHeader
     filters: dict[str, Callable[[Any], Any]]
-    """See `SnapshotPlan.filters`."""
+    """Functions that return the unexpired part of a stored value, see `SnapshotPlan.filters`."""
     moment: Moment
     codec: Codec
     operator: str
@@ -179,7 +180,7 @@ class PlainFile:
     rows: int = 0
     size: int = 0
     sample: list[tuple[Any, Any]] = field(default_factory=list)
-    """See `Churn.sample`."""
+    """Pairs (space, key) of some rows of the file, for `Churn.sample`."""
 
     async def content(
         self,

@@ -55,7 +55,8 @@ class TimerSpace(Space):
         self.queue.mark, self.queue.grown = 0, None
 
     def skip(self, keys: Iterable[Entry]) -> None:
-        """Makes new registrations get higher numbers than `keys`, which a file contains.
+        """Makes new registrations get higher numbers than `keys`, the timers that a restored file
+        contains.
 
         Otherwise a removed timer of the file would count as registered after the file was written.
         """

@@ -97,7 +97,7 @@ class OperatorListState:
 
 
 class ReadOnlyBroadcastState:
-    """Broadcast state as the non-broadcast input sees it: read-only.
+    """A read-only view of broadcast state, for the input that is not broadcast.
 
     A change by that input would not reach the other subtasks.
     """
@@ -231,7 +231,7 @@ class HeapOperatorStateBackend:
         self._union.pop(name, None)
 
     def restore(self, snapshot: OperatorSnapshot) -> None:
-        """Restores the share of this subtask, which `redistribute` returned.
+        """Restores `snapshot`, this subtask's share, which `redistribute` returned.
 
         Called before any state is requested. Does not change the snapshot.
         """
@@ -325,7 +325,9 @@ def _names(states: Sequence[Mapping[str, T]]) -> list[str]:
 
 
 class _Encoded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The content after the magic and the version: encoded batches, by name of the state."""
+    """The content of the bytes after the magic and the version: encoded batches, by the name of the
+    state.
+    """
 
     split: dict[str, bytes]
     union: dict[str, bytes]

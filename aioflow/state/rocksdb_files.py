@@ -63,7 +63,9 @@ with every file.
 """
 
 AMPLIFICATION_PERCENT = 200
-"""Maximum size of newer files, in percent of the oldest file, before all are merged into one."""
+"""Maximum size of the newer files, in percent of the oldest file, before all files are merged into
+one.
+"""
 
 
 class Directory:

@@ -113,7 +113,7 @@ class Bundle(msgspec.Struct, forbid_unknown_fields=True):
     files: list[str]
     """Names of the handle's other files, in their order."""
     small: dict[str, bytes]
-    """Small files: name -> content."""
+    """The content of each small file, by name."""
 
 
 class _Phase(Enum):
@@ -289,7 +289,7 @@ class RocksSnapshot:
     # Capturing.
 
     def _write_slice(self) -> bool:
-        """Writes some rows, and returns whether there were any."""
+        """Writes some rows, and returns whether there were rows to write."""
         cache, batch = self._cache, WriteBatch(raw_mode=True)
         rows = len(self._saved)
         for space, row, content in self._saved:

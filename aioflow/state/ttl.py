@@ -95,7 +95,7 @@ class ExpiryIndex:
         self._latest_begin = self._latest_end = 0
         self.quiet_from_ms = self.quiet_until_ms = 0
         """From `quiet_from_ms` to before `quiet_until_ms`, a second write of a value need not be
-        noted: the value is already in the current slice, and no slice has expired.
+        noted, because the value is already in the current slice, and no slice has expired.
         """
 
     def note(self, namespace: Any, key: Any, written_ms: int) -> None:

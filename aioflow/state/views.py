@@ -68,7 +68,9 @@ class Table(Protocol):
 
 
 class View:
-    """The common base of the five kinds: a table, and the backend that sets the current key."""
+    """The common base of the five kinds of state. A view has a table, and a backend that sets the
+    current key.
+    """
 
     __slots__ = ("_backend", "_dirty", "_entries", "_namespace", "_store", "_table", "descriptor")
 

@@ -327,7 +327,7 @@ class OperatorChain:
                 stage.waiting.append((empty_batch(MAX_WATERMARK), 0, 0))
 
     def emit_from(self, index: int, batch: RecordBatch) -> None:
-        """Passes a batch that operator `index` emitted outside of `run` to the next operator.
+        """Passes `batch`, which operator `index` emitted outside of `run`, on to the next operator.
 
         Such a batch comes from a timer, a completion or `finish`.
         """
@@ -502,7 +502,7 @@ class OperatorChain:
         return error
 
     def _emit(self, position: int, batch: RecordBatch) -> None:
-        """Passes a batch that stage `position` emitted to the next stage, or to the output."""
+        """Passes `batch`, which stage `position` emitted, on to the next stage or to the output."""
         if batch.watermark == MAX_WATERMARK and self.holds_end:
             batch = batch.before_end()
         stage = self._stages[position]

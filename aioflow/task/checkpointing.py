@@ -71,7 +71,7 @@ __all__ = ["SubtaskCheckpoints"]
 logger = logging.getLogger(__name__)
 
 ABORTED_MAX = 128
-"""Maximum number of remembered aborts of checkpoints that have not begun here.
+"""Maximum number of remembered aborts of checkpoints that have not begun in this subtask.
 
 Older aborts can be forgotten, because their triggers no longer arrive.
 """
@@ -546,7 +546,8 @@ class SubtaskCheckpoints:
     def aborted(self, checkpoint_id: int, latest_completed: int | None) -> None:
         """Notifies all operators that the checkpoint will not complete.
 
-        `latest_completed` is the last completed checkpoint; its notice may not have arrived here.
+        `latest_completed` is the last completed checkpoint. The notice of its completion may not
+        have arrived in this subtask.
 
         The trigger or barrier of the aborted checkpoint may still arrive.
         """

@@ -67,7 +67,7 @@ class TaskPhase(IntEnum):
     ENDED = 3
     """The input has ended. Results of async functions may still come."""
     FINISHING = 4
-    """Operators are finishing, after their last element: no checkpoint is taken."""
+    """Operators are finishing, after their last element. No checkpoint is taken in this phase."""
     LINGERING = 5
     """Waits for the checkpoint that commits everything."""
     LEAVING = 6
@@ -257,7 +257,7 @@ class EndWatch:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timeout)
 
     def over(self) -> None:
-        """Stops the watch: no code of the task runs any more."""
+        """Stops the watch, because no code of the task runs any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

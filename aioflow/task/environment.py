@@ -96,7 +96,7 @@ class TaskOptions:
     cancellation_timeout_s: float = 30.0
     """Time that functions have to end once their task is cancelled."""
     latency_interval_ms: int | None = None
-    """Time between two latency markers of a source. None: no markers."""
+    """Time between two latency markers of a source. If None, no markers are sent."""
     local_state_bytes: int = LOCAL_BYTES_MAX
     """Maximum bytes of checkpointed state that a process keeps in memory for local restores. 0:
     everything is restored from the store.

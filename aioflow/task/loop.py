@@ -368,8 +368,8 @@ class SourceLoop(TaskLoop[SourceInput]):
     _intake: Intake
 
     async def add_splits(self, splits: Sequence[Split]) -> None:
-        """Gives the reader more splits. An error also fails the task, because the reader may have
-        started on some of them.
+        """Gives the reader more splits. An error of the reader also fails the task, because the
+        reader may have started on some of the splits.
         """
         try:
             with naming_source(self._runtime.head, self._runtime.scope):

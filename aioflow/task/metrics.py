@@ -47,7 +47,8 @@ __all__ = [
 IDLE = "input"
 SOFT = "output"
 HARD = "overdraft"
-"""Reasons for a suspension, as the mailbox counts them."""
+"""Reasons for a suspension of the default action. The mailbox counts the suspended time by reason.
+"""
 
 SPLITS_MAX = 100
 """Maximum number of splits of a subtask that have metrics of their own. A folder may hold a million

@@ -280,8 +280,8 @@ class TaskOutput:
         self._main: list[RecordWriter] = []
         self._side: dict[tuple[int, OutputTag[Any]], list[RecordWriter]] = {}
         self.sides_sent: dict[tuple[int, OutputTag[Any]], None] = {}
-        """Side outputs to which records were sent: all with a reader, and the first `SIDES_MAX`
-        without.
+        """Side outputs to which records were sent: all that have a reader, and the first
+        `SIDES_MAX` that have none.
         """
         self._all: list[RecordWriter] = []
         self.availability: Availability = AVAILABLE
@@ -543,7 +543,7 @@ class TaskOutput:
                         capture.arrived(subpartition)
 
     def end_of_data(self, *, drain: bool) -> None:
-        """Sends EndOfData: no record follows on any edge."""
+        """Sends EndOfData, because no record follows on any edge."""
         self.broadcast_event(EndOfData(drain))
 
     def all_processed(self) -> Availability:
@@ -558,7 +558,7 @@ class TaskOutput:
             writer.partition.finish()
 
     def fail(self, error: BaseException) -> None:
-        """Fails the partitions: consumers see that their producer failed."""
+        """Fails the partitions, so that consumers see that their producer failed."""
         for writer in self._all:
             writer.partition.fail(error)
 

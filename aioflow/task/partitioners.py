@@ -195,7 +195,9 @@ class _Custom:
 
 
 class _Keyed:
-    """Base of the keyed partitioners: the key function, the cache, and errors for bad keys."""
+    """Base of the keyed partitioners, with the key function, the cache, and the errors for bad
+    keys.
+    """
 
     def __init__(
         self,
@@ -261,7 +263,9 @@ class _Keyed:
 
 
 class _SingleKeyed(_Keyed):
-    """Keyed partitioner for a single consumer: computes and checks keys, but need not route."""
+    """Keyed partitioner for a single consumer. Computes and checks keys, but need not choose a
+    consumer.
+    """
 
     def __init__(
         self,

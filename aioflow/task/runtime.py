@@ -101,7 +101,7 @@ class SubtaskSettings:
     configuration: Mapping[str, str] = field(default_factory=dict)
     """Configuration of the cluster, for the backend."""
     codec: Codec | None = None
-    """Encoder of users' state. None: only values of the built-in types can be encoded."""
+    """Encoder of users' state. With None, only values of the built-in types can be encoded."""
     checkpointing: bool = True
     """Whether checkpoints are taken, so that the data that sinks prepare becomes visible with a
     checkpoint.
@@ -316,7 +316,7 @@ class OperatorRuntime:
     # Requests of the contexts (TaskServices).
 
     def emit_from(self, operator_index: int, batch: RecordBatch) -> None:
-        """Passes a batch that an operator emitted in a mail to the next operator, and resumes the
+        """Passes `batch`, which an operator emitted in a mail, on to the next operator. Resumes the
         task.
         """
         self.chain.emit_from(operator_index, batch)

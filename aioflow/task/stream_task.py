@@ -569,7 +569,7 @@ class StreamTask:
         await _answered(self._executor, partial(self._loop.add_splits, splits), over, "add splits")
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
-        """Begins a checkpoint here, because no upstream task will send its barrier.
+        """Begins a checkpoint in this task, because no upstream task will send its barrier.
 
         While the task does not run, the checkpoint is declined.
         """

@@ -234,8 +234,8 @@ def encode_stretches(
 
     The bounds rise from 0 to the length of the column. The bytes of each slice decode like those of
     `encode_column`. For slices of a few hundred records this takes half the time, because numpy's
-    work is done once for all slices. Ints may take more bytes: all slices use the width of the
-    widest one.
+    work is done once for all slices. Ints may take more bytes, because all slices use the width of
+    the widest slice.
     """
     return list(map(_pack, _shapes(column, bounds, codec, owner)))
 

@@ -79,7 +79,8 @@ class TypePlan(msgspec.Struct, frozen=True):
     taken_apart: Rows | None = None
 
     def rows(self, values: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
-        """Returns the field values of each of `values`; a NamedTuple is returned itself.
+        """Returns the field values of each of `values`. A NamedTuple is its own tuple of field
+        values.
 
         Raises TypeNotSupported if a value lacks a field.
         """
@@ -128,7 +129,7 @@ class TypeRegistry:
         decode: Callable[[Any], Any] | None = None,
         aliases: Iterable[str] = (),
     ) -> None:
-        """Registers `cls`: instances of exactly `cls` are encoded as `name` (default
+        """Registers `cls`, so that instances of exactly `cls` are encoded as `name` (default
         `module:qualname`).
 
         `encode(value)` returns a supported value, and `decode` makes an instance of `cls` from it.
