@@ -3,7 +3,8 @@
 Only operators that receive a batch of columns, and sources that make one, load this package. Its
 modules use these terms:
 
-* Rows: the code path that processes one record after the other. Columns give the same results.
+* Rows: the code path that processes one record after the other. The code for columns gives the same
+  results.
 * Coded column: small ints (codes) that are indices into a list of distinct values (entries).
 * `NotOnColumns`: the exception that tells the caller to process a batch as rows.
 """

@@ -3,22 +3,22 @@
 The arrays have one element for each key, at the index that a `KeyEncoder` gave the key (its code).
 The state backend remains the owner of state: a `Cells` object caches one namespace of a table. The
 cache is written to the table in the form that rows use. This happens before a snapshot, a query, or
-an operation on rows reads that namespace. A key that the table holds already is loaded when it
-first occurs. So a savepoint does not depend on how a result was computed.
+an operation on rows reads that namespace. If the table already has an accumulator for a key, it is
+loaded when the key first occurs. So a savepoint does not depend on how a result was computed.
 
 Records are added in their order (`np.add.at` adds one by one), so sums of floats equal those of
 rows bit by bit. Arrays cannot hold some values exactly: ints beyond 64 bits, alternating ints and
-floats, zeros of both signs under min and max. Rows compute these: `NotOnColumns` is raised before
-any change.
+floats, zeros of both signs under min and max. Such batches must be computed as rows, so
+`NotOnColumns` is raised before any change.
 
 `RunningColumns` computes running aggregates: a result for each record. The accumulators of an
 operator are kept in one `Cells` object.
 
 `SliceColumns` computes window aggregates, with one `Cells` object for each slice of event time.
-`settle` writes unwritten content into the table. Call `release` before rows are added to a slice.
-Both, and `results` of a window, return iterators, so that the event loop can run between steps.
-Between two steps a query may read the state, which calls `settle` first. No records may be added
-then.
+`settle` writes unwritten content into the table. `release` must be called before code for rows adds
+records to a slice. Both, and `results` of a window, return iterators, so that the event loop can
+run between their steps. Between two steps a query may read the state, which calls `settle` first,
+but no records may be added.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _LIMIT = 2**63
 
 
 class Cells:
-    """The accumulators of all keys in one namespace of a state table, such as one slice of event
-    time, held in arrays.
+    """Arrays that hold the accumulators of all keys in one namespace of a state table. For example,
+    a namespace is one slice of event time.
 
     `complete` is whether the arrays contain every key that the table has in this namespace.
     """
@@ -70,7 +70,7 @@ class Cells:
         self._arrived: list[np.ndarray] = []
         self._count = 0
         self._written = 0
-        """Number of arrays in `_arrived` whose codes are in the table."""
+        """Number of arrays in `_arrived` whose keys are in the table."""
 
     def fold(
         self,
@@ -80,11 +80,11 @@ class Cells:
         entries: list[Any],
         held: Mapping[Any, Any] | None,
     ) -> None:
-        """Adds records to the accumulators of their keys, given as `codes`.
+        """Adds records to the accumulators of their keys, which have the codes `codes`.
 
         `which` contains the indices of the records in the batch of `inputs`; None means the whole
-        batch. `entries` are the keys by code. `held` is the content of the table, None if it is
-        empty. Raises NotOnColumns before any change.
+        batch. `entries` are the keys by code. `held` is the content of the table; None if the table
+        is empty. Raises NotOnColumns before any change.
         """
         tally = tally_of(codes, len(entries))
         self._admit(codes, tally, inputs, entries, held)
@@ -126,11 +126,11 @@ class Cells:
         entries: list[Any],
         held: Mapping[Any, Any] | None,
     ) -> None:
-        """Makes room for records with these codes, and loads accumulators of new keys from the
-        table.
+        """Makes room for records whose keys have the codes `codes`, and loads accumulators of new
+        keys from the table.
 
-        `tally` contains the number of records for each code. Raises NotOnColumns if the records
-        cannot be added.
+        `tally` contains the number of records for each code, or is None. Raises NotOnColumns if the
+        records cannot be added.
         """
         count, size = len(codes), len(entries)
         for leaf, given in zip(self._leaves, inputs, strict=True):
@@ -263,14 +263,14 @@ class Merged:
     """
 
     def __init__(self, slices: Sequence[Cells]) -> None:
-        """Checks that the slices can be merged on columns; otherwise raises NotOnColumns."""
+        """Raises NotOnColumns if the slices cannot be merged on columns."""
         self._slices = slices
         if len(slices) > 1:
             for leaves in zip(*(cells._leaves for cells in slices), strict=True):
                 check_merge(leaves)
 
     def codes(self) -> np.ndarray:
-        """Returns the codes of all keys: earlier slices first, each in order of first
+        """Returns the codes of all keys: earlier slices first, keys of a slice in order of first
         occurrence.
         """
         first, *later = self._slices
@@ -302,8 +302,8 @@ _ABSENT: Any = object()
 
 
 def _joined(arrived: list[np.ndarray], written: int) -> tuple[list[np.ndarray], int]:
-    """Concatenates the first `written` arrays, and the other arrays. Returns the non-empty ones of
-    these two arrays, and how many of them hold written codes (0 or 1).
+    """Joins the first `written` arrays to one array, and all other arrays to another. Returns those
+    of the two arrays that are not empty, and how many of them hold written codes (0 or 1).
     """
     pieces = [piece for piece in (arrived[:written], arrived[written:]) if piece]
     return [np.concatenate(piece) for piece in pieces], min(written, 1)
@@ -319,9 +319,9 @@ class RunningColumns:
     """The running aggregate of one operator. `settle` and `release` write its changes to the state
     table.
 
-    `table_of` returns the table for writing given keys, and `peek` returns the table for reading.
-    `is_one_spelling` checks that equal keys have the same type. If more than `keys_max` keys are in
-    memory, all are written and dropped.
+    `table_of(keys)` returns the table for writing the keys, and `peek()` the table for reading.
+    `is_one_spelling(keys)` returns whether keys that equal these have the same type. If more than
+    `keys_max` keys are in memory, all are written and dropped.
     """
 
     def __init__(
@@ -379,7 +379,7 @@ class RunningColumns:
     def release(self) -> None:
         """Writes all changes into the table, and forgets the accumulators.
 
-        Call it before rows write to the table.
+        It must be called before code for rows writes to the table.
         """
         self.settle()
         self._cells = None
@@ -391,16 +391,19 @@ times as many as the keys in any slice.
 """
 
 SLICE_KEYS = 64
-"""Number of keys whose writes cost about as much as one more slice."""
+"""Number of keys that cost about as much to write as one more slice."""
 
 TableOf = Callable[[int, list[Any]], MutableMapping[Any, Any]]
-"""Function of a slice's start and some keys; it returns the table for writing these keys."""
+"""The type of functions that return the table for writing keys. The arguments are the start of the
+slice and the keys.
+"""
 
 
 class SliceColumns:
     """The slices of one window operator that are held in columns.
 
-    `table_of` and `peek` return the table's content of a slice, for writing and for reading.
+    `table_of(start, keys)` returns the table of a slice for writing the keys. `peek(start)` returns
+    it for reading.
     """
 
     def __init__(
@@ -422,8 +425,8 @@ class SliceColumns:
         return list(self._cells)
 
     def make_room(self) -> Iterator[None]:
-        """Discards the codes of all keys if many of the keys are no longer in any slice. Call it
-        before `prepare`.
+        """Discards the codes of all keys if many of the keys are no longer in any slice. It must be
+        called before `prepare`.
 
         Yields after each part, like `settle`.
         """
@@ -496,7 +499,7 @@ class SliceColumns:
     def release(self, starts: Sequence[int]) -> Iterator[None]:
         """Writes the slices at `starts` into the table, and forgets them. Yields after each part.
 
-        Call it before rows are added to these slices.
+        It must be called before code for rows adds records to these slices.
         """
         yield from self._settle(starts)
         for start in starts:
@@ -512,7 +515,7 @@ class SliceColumns:
         """Returns an iterator over the results of the window from `begin` to `end`, which consists
         of the slices at `starts`.
 
-        Returns None if the table has keys of these slices that are not held here, or if the slices
+        Returns None if this object lacks keys that the table has for these slices, or if the slices
         cannot be merged on columns. No records may be added until the iterator has ended.
         """
         cells = [one for one in map(self._cells.get, starts) if one is not None and one.complete]

@@ -4,11 +4,11 @@ The values of a column equal those of `to_pylist`, with one exception. A timesta
 nanoseconds becomes a `datetime` or `timedelta`, with a resolution of microseconds. Integers and
 floats of every width become Python's int and float, as with `to_pylist`.
 
-`ArrowPages` converts the Arrow pages of one reader to batches whose text columns share one list of
-entries. Arrow itself looks up the known texts, so only new texts become Python values. So `read`,
-which may be called in a thread, does nearly all of the work. `settle`, which runs in the thread
-that emits the batches, extends the lists of entries, because batches of earlier pages still share
-them. A page must be settled before the next one is read.
+`ArrowPages` converts the Arrow pages of one reader to batches. All batches share one list of
+entries for each text column. Arrow itself looks up the known texts, so only new texts become Python
+values. `read` does nearly all of this work, and may be called in a thread. `settle` extends the
+lists of entries. It runs in the thread that emits the batches, because batches of earlier pages
+still share the lists. A page must be settled before the next page is read.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _coded(array: Any) -> CodedColumn:
 
 
 def codes_of(indices: Any) -> np.ndarray:
-    """Returns the indices of a dictionary array as codes of a coded column, -1 for null."""
+    """Returns the indices of a dictionary array as codes of a coded column. A null has code -1."""
     codes, valid = numbers_of(indices).astype(np.int32, copy=False), valid_of(indices)
     return codes if valid is None else np.where(valid, codes, np.int32(-1))
 
@@ -187,19 +187,19 @@ def to_arrow(column: Column) -> Any:
 
 
 RECORDS_PER_ENTRY = 8
-"""Minimum number of records per distinct text of a page. With fewer, looking up the texts costs
-more than it saves.
+"""Minimum number of records per distinct text of a page. With fewer records, looking up the texts
+costs more than it saves.
 """
 
 RECORDS_PER_KNOWN = 2
-"""Minimum number of records of a page per known text. With fewer, the page is read without the
-known texts.
+"""Minimum number of records of a page per known text. With fewer records, the page is read without
+the known texts.
 """
 
 
 class _Found(CodedColumn):
-    """A coded column whose texts are partly new. A code below `len(entries)` stands for a known
-    text; code `len(entries) + i` stands for `new[i]`.
+    """A coded column with texts that `entries` may lack. A code below `len(entries)` is the index
+    of a known text. Code `len(entries) + i` stands for `new[i]`.
     """
 
     __slots__ = ("new",)
@@ -211,7 +211,7 @@ class _Found(CodedColumn):
 
 class _Texts:
     """All distinct texts that were read so far from one column. Later pages use these Python texts
-    instead of making equal ones.
+    instead of making equal texts again.
     """
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class _Texts:
         )
 
     def read(self, array: Any) -> Column:
-        """Returns `array` as a column. New texts are added to the known ones later, by `settle`."""
+        """Returns `array` as a column. `settle` adds new texts to the known texts later."""
         entries = self.growing.entries
         if self.growing.is_full or len(entries) * RECORDS_PER_KNOWN > len(array):
             return from_arrow(array)
@@ -241,8 +241,8 @@ class _Texts:
         return _Found(codes, entries, new.dictionary)
 
     def settle(self, column: CodedColumn) -> CodedColumn:
-        """Adds the new texts of `column` to the known ones, and returns the column that refers to
-        them.
+        """Adds the new texts of `column` to the known texts. Returns the column with codes that
+        refer to the known texts.
         """
         growing = self.growing
         if isinstance(column, _Found):
@@ -275,8 +275,8 @@ class _Texts:
 
 
 class ArrowPages:
-    """A converter of Arrow pages to batches of columns, which remembers the texts of each column of
-    one reader.
+    """Converts the Arrow pages of one reader to batches of columns. Remembers the texts of each
+    column.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ _NONE = type(None)
 def column_of(items: list[Any]) -> Column:
     """Returns a column of `items`. Each item keeps its value and type.
 
-    The column is one of objects if the types are mixed, or if an int exceeds 64 bits.
+    The result is a column of objects if the types are mixed, or if an int exceeds 64 bits.
     """
     kinds = set(map(type, items))
     nullable = _NONE in kinds
@@ -104,9 +104,9 @@ def gather(column: Column, codes: np.ndarray) -> Column:
 
 
 def scatter(length: int, parts: Sequence[tuple[np.ndarray, Column]]) -> Column:
-    """Returns a column with the values of each part at that part's indices.
+    """Returns a column with the values of each part at the indices of this part.
 
-    The parts cover every index from 0 to below `length` once.
+    Together the parts must have every index from 0 to below `length` once.
     """
     parts = [(where, column) for where, column in parts if len(where)]
     if len(parts) == 1 and len(parts[0][0]) == length:
@@ -172,8 +172,8 @@ def concat(columns: Sequence[Column]) -> Column:
 
 
 def _concat_coded(columns: Sequence[CodedColumn]) -> CodedColumn:
-    """Concatenates coded columns. A list of entries that several columns share is used only
-    once.
+    """Concatenates coded columns. If several columns share a list of entries, the result has this
+    list only once.
     """
     if all(column.entries is columns[0].entries for column in columns):
         return CodedColumn(np.concatenate([column.codes for column in columns]), columns[0].entries)
@@ -197,13 +197,13 @@ def _is_nothing(column: Column) -> bool:
 
 
 ENTRIES_MAX = 65_536
-"""Number of entries after which a new list begins. This bounds the memory of a column whose texts
-rarely recur, such as ids of requests.
+"""Number of entries after which a new list of entries begins. This bounds the memory of a column
+whose texts rarely recur, such as ids of requests.
 """
 
 
 class GrowingEntries(dict[Any, int]):
-    """Maps each distinct text to a code: its index in the list `entries`. None has code -1.
+    """Maps each distinct text to a code, its index in the list `entries`. None has code -1.
 
     After `entries_max` texts a new list begins.
     """

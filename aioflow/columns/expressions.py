@@ -3,13 +3,13 @@
 numpy computes the cases in which it does the same as Python: arithmetic and comparisons of 64-bit
 ints and floats, parts of times, and Kleene's logic. An operation on text runs once for each
 distinct value, with the function that rows use. All other cases run value by value, again with the
-function that rows use. These are an int that would exceed 64 bits, `**`, an int beyond 2**53
-together with a float, and values of mixed types. So an expression always has the same meaning, if
-not the same speed.
+function that rows use. These cases are an int that would exceed 64 bits, `**`, an int beyond 2**53
+together with a float, and values of mixed types. So an expression always has the same meaning, even
+if its speed differs.
 
 If any value of a batch causes an error, `NotOnColumns` is raised. The caller then computes the
 batch as rows, which raise the error of the record that caused it.
-`tests/expressions/expression_cases.py` tests both with one table.
+`tests/expressions/expression_cases.py` has one table of test cases for rows and for columns.
 
 The stateless steps on batches of columns are here too: `filter`, `map`, `select`, and the
 assignment of event time. Timestamps and watermarks are the same as on rows.
@@ -253,7 +253,7 @@ class ColumnExpression:
 
 
 class ColumnSelect:
-    """Computes the named expressions of `select` on a batch; the result is a batch of dict rows."""
+    """Computes the named expressions of `select` on a batch. The result is a batch of dict rows."""
 
     def __init__(self, fields: Mapping[str, ex.Expr[Any]]) -> None:
         self._fields = {name: ColumnExpression(e) for name, e in fields.items()}
@@ -297,7 +297,7 @@ def _on_numbers(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> Co
 def _booleans(
     found: Column | ex.Literal[Any], length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the truth of each value, and a mask of the values that are not None.
+    """Returns an array with the truth of each value, and a mask of the values that are not None.
 
     Raises TypeError for values that are not bool, as rows do.
     """
@@ -320,8 +320,8 @@ def _is_null(found: Column) -> NumberColumn:
 
 
 def _over_positions(e: ex.Expr[Any], operands: list[Column | ex.Literal[Any]]) -> ex.Expr[Any]:
-    """Returns the operation `e` as an expression over tuples: each operand that is a column is read
-    from the tuple, by its position.
+    """Returns the operation `e` as an expression over tuples. It reads each operand that is a
+    column from the tuple, by the operand's position.
     """
     numbers = iter(range(len(operands)))
     children = [
@@ -385,10 +385,10 @@ def times_array(timestamps: Sequence[int]) -> np.ndarray:
 
 
 def bounded(times: NumberColumn, highest: int, lag: int) -> tuple[NumberColumn | None, int]:
-    """Returns the watermark before each record, and the highest timestamp after the last one.
+    """Returns the watermark before each record, and the highest timestamp after the last record.
 
     The watermark is always `lag` behind the highest timestamp so far, which is `highest` before the
-    batch. Returns None for the watermarks if no record before the last one raises the highest
+    batch. Returns None for the watermarks if no record before the last record raises the highest
     timestamp.
     """
     running = np.maximum.accumulate(times.values)
@@ -408,14 +408,14 @@ def raised(watermarks: NumberColumn, least: int) -> NumberColumn:
 
 
 def clamped(watermarks: NumberColumn, low: int, high: int) -> NumberColumn | None:
-    """Returns the watermarks limited to [low, high], None if all of them would be `low`."""
+    """Returns the watermarks limited to [low, high]. Returns None if all of them would be `low`."""
     if high <= low or int(watermarks.values[-1]) <= low:
         return None
     return NumberColumn(np.clip(watermarks.values, low, high))
 
 
 def taken(items: Any, indices: np.ndarray) -> Any:
-    """Returns the items of a list or column at `indices`, or None for None."""
+    """Returns the items of a list or column at `indices`. Returns None if `items` is None."""
     if items is None:
         return None
     return [items[i] for i in indices.tolist()] if type(items) is list else items.take(indices)
@@ -472,9 +472,9 @@ class ColumnSteps:
 def _read_behind(
     steps: Sequence[Expr[Any] | Mapping[str, Expr[Any]]],
 ) -> frozenset[str | int] | None:
-    """Returns the fields that the later `steps` read, up to and including the first select.
+    """Returns the fields that `steps` read, up to and including the first select.
 
-    Returns None if there is no select, so that whole records come out.
+    Returns None if there is no select, so that the result has whole records.
     """
     read: list[str | int] = []
     for step in steps:

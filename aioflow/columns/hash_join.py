@@ -3,8 +3,8 @@ computes the pairs with equal keys.
 
 Records since the last `settle` are pending in memory. `settle` writes them to a table of keyed
 state, as one chunk of bytes for each key group. The key of a chunk is an int, made from the number
-of the first record in the chunk. Its own key group is that of the records in the chunk. So
-splitting state by key group splits chunks exactly where rows would be split. That holds for a
+of the first record in the chunk. This int has the same key group as the records in the chunk. So
+splitting state by key group splits chunks exactly where rows would be split. This holds for a
 restore with another parallelism and for the files of a backend. An incremental checkpoint writes
 only the new chunks.
 
@@ -17,9 +17,9 @@ are discarded only when nothing is pending.
 The namespace of the table is (side, start of the slice, size, slide and offset of the windows). A
 value is a batch with the columns key, arrival and value, encoded by `core.wire.columns`.
 
-Pairs are in the order in which their keys first arrived on either side. Within a key, each left
-record is paired with all right records before the next left record; each side is in order of
-arrival. A join of rows gives the same order.
+Pairs are in the order in which their keys first arrived on either side. For one key, the pairs of
+each left record with all right records come before the pairs of the next left record. The records
+of each side are in order of arrival. A join of rows gives the same order.
 
 The key group of an int follows from the CRC-32 of its canonical bytes. The last four of these bytes
 are the lowest 32 bits of the int. Four bytes can take a CRC from any value to any other value. So
@@ -70,7 +70,7 @@ _PLACE = (1 << _PLACE_BITS) - 1
 _SORTED_MAX = 1 << 31
 
 BLOCK_RECORDS = 65_536
-"""Approximate number of records in a block of a large window. Sorting these takes 8 ms."""
+"""Approximate number of records in a block of a large window. Sorting a block takes 8 ms."""
 
 _BINS_BITS = 20
 _LATEST = 2**63 - 1
@@ -162,13 +162,13 @@ def blocks(
 
 @dataclass(slots=True)
 class Fired:
-    """The keys of one window whose pairs were emitted before a restore, by code."""
+    """The keys of one window of which pairs were emitted before a restore, by the key's code."""
 
     whole: np.ndarray
-    """Whether all pairs of the key were emitted."""
+    """For each code of a key: whether all pairs of the key were emitted."""
     parts: dict[int, tuple[int, int, int]]
-    """Key with some emitted pairs -> the number of these pairs, and the numbers of records that the
-    key had on the left and on the right.
+    """Maps the code of a key with some emitted pairs to the number of these pairs, and to the
+    numbers of records that the key had on the left and on the right.
     """
 
 
@@ -242,7 +242,8 @@ class Pairing:
     def emitted(self, stop: int) -> tuple[np.ndarray, dict[int, tuple[int, int, int]]]:
         """Returns the codes of the keys whose pairs all have numbers below `stop`.
 
-        Also returns the key that has some pairs below `stop`, in the form of `Fired.parts`.
+        Also returns the key of which only some pairs have numbers below `stop`, in the form of
+        `Fired.parts`. This dict is empty if there is no such key.
         """
         at = int(self._stops.searchsorted(stop, "right"))
         if at == len(self._stops) or stop <= self._begins[at]:
@@ -255,8 +256,9 @@ class Pairing:
 class Runs:
     """The records of one side, sorted by key and then by arrival.
 
-    A run is all records with one key. For each run there are the code of its key, its start and
-    length in the sorted order, and the arrival number of its first record.
+    A run consists of all records with one key. The arrays `keys`, `starts`, `counts` and `first`
+    have an item for each run: the code of its key, its start and length in the sorted order, and
+    the arrival number of its first record.
     """
 
     __slots__ = ("counts", "first", "keys", "order", "starts", "values")
@@ -304,11 +306,10 @@ def _met(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sorted(numbers: np.ndarray) -> np.ndarray:
-    """Returns `numbers` sorted. Each number is shifted left by 32 bits, and has its original index
-    in the lower bits.
+    """Returns `numbers` in sorted order. Each number in the result is shifted left by 32 bits, and
+    has its original index in the lower bits.
 
-    The numbers are below `_SORTED_MAX`. numpy sorts faster than it computes the sorted order
-    (argsort).
+    The numbers must be below `_SORTED_MAX`. This is faster than numpy's `argsort`.
     """
     both = (numbers << _PLACE_BITS) | np.arange(len(numbers))
     both.sort()
@@ -343,7 +344,9 @@ _BY_TOP = {entry >> 24: index for index, entry in enumerate(_TABLE)}
 
 
 PENDING_MAX = 32_768
-"""Number of pending records at which they are settled, so that a checkpoint has little to write."""
+"""Number of pending records at which they are written into the table. So a checkpoint has little to
+write.
+"""
 
 KEYS_MIN = 100_000
 """Minimum number of codes before all codes are discarded. The codes must also have doubled since
@@ -352,21 +355,21 @@ the first slices were dropped after the last discard.
 
 CHUNKS_MAX = 64
 """Maximum number of chunks that one step reads. A step also ends at `READ_MAX` records, because a
-chunk of a hot key has thousands.
+chunk of a frequent key has thousands of records.
 """
 
 READ_MAX = 131_072
 
 CHUNKS_WRITTEN_MAX = 512
-"""Number of chunks that one step writes, at 20 us each. A join with 1,800 slices has tens of
-thousands of chunks.
+"""Maximum number of chunks that one step writes, which takes 20 us for each chunk. A join with
+1,800 slices has tens of thousands of chunks.
 """
 
 ROWS_MAX = 4_096
 """Number of records that one step converts to rows."""
 
 Namespace = tuple[int, int, int, int, int]
-"""Side, start of the slice, size, slide and offset of its windows."""
+"""The side, the start of the slice, and the size, slide and offset of the windows, in ms."""
 
 Row = tuple[int, int, int, Any, Any, int]
 """Number in the order of arrival, side, start of the slice, key, value, and the end up to which
@@ -386,8 +389,8 @@ class ChunkTable(Protocol):
 class JoinSides:
     """The records of both sides of a join, in all windows of one definition.
 
-    A side is 0 (left) or 1 (right). `starts` holds the start of each slice that is not empty,
-    sorted.
+    A side is 0 (left) or 1 (right). `starts` is the sorted list of the starts of the slices that
+    are not empty.
     """
 
     def __init__(
@@ -401,7 +404,7 @@ class JoinSides:
         """Makes an empty store. `windows` contains the size, slide and offset of the windows, in
         milliseconds.
 
-        `owner` is named in the error for a value that cannot be encoded.
+        `owner` is the name of the operator in the error for a value that cannot be encoded.
         """
         self._table = table
         self._windows = windows
@@ -415,8 +418,8 @@ class JoinSides:
         self._pending: dict[tuple[int, int], list[Held]] = {}
         self._pending_count = 0
         self._read: dict[tuple[int, int], list[Held]] = {}
-        """Settled records that were read, by (side, start of slice), for the next window that
-        contains the slice.
+        """Settled records that were read from the table, by side and start of the slice. They are
+        kept for the next window that contains the slice.
         """
         found = {namespace[:2] for namespace in table.namespaces() if namespace[2:] == windows}
         self.starts: list[int] = sorted({start for _, start in found})
@@ -544,9 +547,10 @@ class JoinSides:
         return map(itemgetter(1), self._table.peek((*slot, *self._windows)).items())
 
     def fired(self, entries: Mapping[Any, Any], keys_max: int) -> Generator[None, None, Fired]:
-        """Returns the keys of `entries`, a table of key -> True or an item of `Fired.parts`.
+        """Returns the keys of `entries` as `Fired`. `entries` maps a key to True if all its pairs
+        were emitted, otherwise to a value of `Fired.parts`.
 
-        Call it after `gather`. Yields after each `keys_max` keys.
+        It must be called after `gather`. Yields after each `keys_max` keys.
         """
         whole, parts, items = [], dict[int, tuple[int, int, int]](), iter(entries.items())
         while chunk := list(islice(items, keys_max)):

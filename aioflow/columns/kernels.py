@@ -64,8 +64,8 @@ class LeafSpec:
 class Inputs:
     """The input of one basic aggregate from a batch.
 
-    `values` is None for a count. `chosen` is the mask of the records that are included, None if all
-    are.
+    `values` is None for a count. `chosen` is the mask of the records that are included; None means
+    all records.
     """
 
     values: np.ndarray | None
@@ -78,8 +78,8 @@ class Plan:
     """An aggregate that can be computed on columns. It consists of one or more basic aggregates,
     the leaves.
 
-    `names` are the names of the leaves in the result of `agg`; None for a single leaf without a
-    name.
+    `names` are the names of the leaves in the result of `agg`. None means that the result is that
+    of a single leaf, without a name.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], names: Sequence[str] | None) -> None:
@@ -152,7 +152,7 @@ class Groups:
     def counted(self, before: np.ndarray) -> np.ndarray:
         """Returns for each record the number of records in its group so far, including this record.
 
-        The count of a group starts from its number in `before`.
+        The count of a group starts from the number that `before` has for the group.
         """
         counts = np.repeat(before + 1 - self._first, self.lengths)
         counts += np.arange(len(counts))
@@ -162,7 +162,7 @@ class Groups:
         """Returns for each record the sum of the `values` (ints) in its group so far, including
         this record.
 
-        The sum of a group starts from its number in `before`.
+        The sum of a group starts from the number that `before` has for the group.
         """
         ordered = values[self._order]
         sums = np.cumsum(ordered)
@@ -186,7 +186,7 @@ Tally = tuple[np.ndarray, np.ndarray]
 def tally_of(codes: np.ndarray, size: int) -> Tally | None:
     """Counts how often each code occurs in `codes`, which are all below `size`.
 
-    Returns None if there are so few records that looking at each one is cheaper.
+    Returns None if there are so few records that it is cheaper to process each record.
     """
     if len(codes) * 4 <= size:
         return None
@@ -198,8 +198,8 @@ def tally_of(codes: np.ndarray, size: int) -> Tally | None:
 class Leaf:
     """The arrays of one basic aggregate, such as a sum, for all keys.
 
-    The index is the code of the key. One array holds the sum, the minimum or the maximum. The other
-    holds the number of values, or whether there is a value.
+    The index is the code of the key. The array `values` holds the sum, the minimum or the maximum.
+    The array `counts` holds the number of values, or whether there is a value.
     """
 
     __slots__ = ("bound", "counts", "kind", "values")
@@ -209,7 +209,7 @@ class Leaf:
         self.values: np.ndarray | None = None  # The array gets the dtype of the first values.
         self.counts = np.zeros(0, np.int64)
         self.bound = 0
-        """Upper bound of the magnitude of the sums of ints."""
+        """Upper bound of the absolute values of all sums of ints."""
 
     def admit(self, given: Inputs, count: int) -> None:
         """Raises NotOnColumns if the values of a batch cannot be added exactly."""
@@ -266,9 +266,9 @@ class Leaf:
         self, codes: np.ndarray, given: Inputs, which: np.ndarray | None, tally: Tally | None
     ) -> None:
         """Adds values to the accumulators of the keys that have the codes `codes`. `which` contains
-        the indices of the records, None for all.
+        the indices of the records in the batch of `given`; None means all records.
 
-        `tally` is how often each code occurs, if that is known.
+        `tally` is how often each code occurs; None if not known.
         """
         values = given.values if given.values is None or which is None else given.values[which]
         if given.chosen is not None:
@@ -342,8 +342,8 @@ class Leaf:
         values: np.ndarray,
         chosen: np.ndarray | None,
     ) -> np.ndarray:
-        """Returns the running results of float sums, min or max, which have to be computed one
-        after the other.
+        """Returns the running results of a sum of floats, of min or of max. These must be computed
+        record by record.
         """
         held: list[Any] = [
             value if count else None
@@ -379,7 +379,7 @@ class Leaf:
         return copy
 
     def merge(self, other: Leaf) -> None:
-        """Merges the accumulators of a later slice into the ones with the same codes.
+        """Merges the accumulators of a later slice into the accumulators with the same codes.
 
         The result is the same as if the accumulators of rows were merged one by one.
         """
@@ -429,7 +429,9 @@ class Leaf:
 
 
 def check_merge(leaves: Sequence[Leaf]) -> None:
-    """Raises NotOnColumns if the accumulators of these slices cannot be merged as arrays."""
+    """Raises NotOnColumns if accumulators of one aggregate cannot be merged as arrays. `leaves` has
+    those of each slice.
+    """
     filled = [leaf for leaf in leaves if leaf.values is not None]
     dtypes = {leaf.values.dtype for leaf in filled if leaf.values is not None}
     if len(dtypes) > 1:

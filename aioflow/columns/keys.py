@@ -1,7 +1,7 @@
-"""Gives each distinct key a small int, its code, and finds the subtask that owns each key. Both are
-computed only once for each distinct key. Keys that are equal in Python have the same code, as they
-would be the same key of a dict. Key groups come from the same `SubtaskCache` that rows use, so
-columns and rows send a record to the same subtask.
+"""Gives each distinct key a small int, its code, and finds the subtask that owns each key. The code
+and the subtask are computed only once for each distinct key. Keys that are equal in Python have the
+same code, as they would be the same key of a dict. Key groups come from the same `SubtaskCache`
+that rows use, so columns and rows send a record to the same subtask.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from aioflow.expressions.trees import Composite
 __all__ = ["CompositeKeys", "KeyEncoder", "KeyRouter", "arrivals"]
 
 TABLE_SPAN_MAX = 1 << 22
-"""Maximum range of ints that are looked up in a table by their value, at three ns a record.
+"""Maximum size of the table in which codes of int keys are looked up by the int's value. A lookup
+takes three ns for each record.
 
-Other ints are sorted.
+If the ints have a wider range, they are sorted instead.
 """
 
 KEYS_MAX = 1_000_000
-"""Number of keys after which a router forgets all of them, as `SubtaskCache` does."""
+"""Number of keys after which a router forgets all keys, as `SubtaskCache` does."""
 
 LISTS_MAX = 64
 """Number of lists of entries that are remembered. Each channel of an input has its own list, and
@@ -41,8 +42,8 @@ _NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
 
 
 def _is_plain(key: Any) -> bool:
-    """Whether `key` is a text, or a tuple of ints, texts and None: equal keys then have the same
-    type.
+    """Whether `key` is a text, or a tuple of ints, texts and None. Such keys have the same type if
+    they are equal.
     """
     kind = type(key)
     return kind in _TEXT or (kind is tuple and _PARTS.issuperset(map(type, key)))
@@ -51,8 +52,8 @@ def _is_plain(key: Any) -> bool:
 class KeyEncoder:
     """Maps distinct keys to the codes 0, 1, 2 and so on. The order of the codes has no meaning.
 
-    `entries[code]` is the key in the form in which it first occurred: equal keys may differ in
-    type, such as 1 and 1.0.
+    `entries[code]` is the key in the form in which it first occurred, because equal keys may differ
+    in type, such as 1 and 1.0.
     """
 
     def __init__(self) -> None:
@@ -63,8 +64,8 @@ class KeyEncoder:
         self._table = np.empty(0, np.int64)  # Code of the int `_low + i`, -1: none yet.
         self._low = 0
         self._known: dict[int, tuple[list[Any], np.ndarray]] = {}
-        """Lists of entries by their identity, with the code of each entry. An entry has -1 until a
-        record uses it.
+        """Maps the id of a list of entries to the list and an array with the code of each entry.
+        The code is -1 until a record uses the entry.
         """
 
     def __len__(self) -> int:
@@ -123,7 +124,7 @@ class KeyEncoder:
         return np.array(codes, np.int64)
 
     def decode(self, codes: np.ndarray) -> Column:
-        """Returns a column of the keys with these codes."""
+        """Returns a column of the keys that have the codes `codes`."""
         if self._kinds == {int}:
             known = len(self._ints)
             if known < len(self.entries):
@@ -135,7 +136,7 @@ class KeyEncoder:
         """Returns the codes of `keys`, with -1 for new keys, and the distinct new keys.
 
         Batches cut from one batch share the list of entries, which may have grown at its end. Only
-        those entries that records use are looked up. A lookup of a million entries would block the
+        the entries that records use are looked up. A lookup of a million entries would block the
         loop. It would also put the whole list into an encoder that was just emptied because it had
         too many keys.
         """
@@ -182,8 +183,8 @@ class KeyEncoder:
         return codes  # type: ignore[no-any-return]
 
     def _reach(self, low: int, high: int) -> bool:
-        """Extends the lookup table to the ints from `low` to `high`. Returns False if they are too
-        far apart.
+        """Extends the lookup table to the ints from `low` to `high`. Returns False, without a
+        change, if the table would become too large.
         """
         table = self._table
         if len(table):
@@ -223,8 +224,8 @@ class CompositeKeys:
         self._parts = [ColumnExpression(part) for part in expression._parts]
         self._encoders = [KeyEncoder() for _ in self._parts]
         self._pairs = [KeyEncoder() for _ in self._parts]
-        """Encoders of pairs, one for each part: the code of all earlier parts, and the code of the
-        part. The first encoder is used only for keys of a single part.
+        """An encoder for each part. It encodes pairs of the code of all earlier parts and the code
+        of the part. The first encoder is used only for keys of a single part.
         """
         self._entries = GrowingList()
 
@@ -253,9 +254,10 @@ class CompositeKeys:
         return codes
 
     def _part(self, place: int, column: Column) -> np.ndarray:
-        """Returns a code for one part of the key of each record.
+        """Returns for each record the code of the part of its key at the index `place`. `column`
+        has the values of this part.
 
-        Codes begin at 1, and 0 stands for None.
+        Codes begin at 1, and 0 is the code of None.
         """
         encoder = self._encoders[place]
         if isinstance(column, NumberColumn):
@@ -283,8 +285,8 @@ class KeyRouter:
         max_parallelism: int,
         fields: tuple[str | int, ...] | None = None,
     ) -> None:
-        """Makes a router. `expression` computes the keys. Only `fields` of the records are sent;
-        None means all.
+        """Makes a router for `consumers` consumers. `expression` computes the keys. Only the fields
+        `fields` of the records are sent; None means whole records.
         """
         self._expression = expression
         self._fields = fields
@@ -300,16 +302,16 @@ class KeyRouter:
         self._encoder = KeyEncoder()
         self._subtasks = np.empty(0, self._dtype)
         self._of_entries: tuple[list[Any] | None, np.ndarray] = (None, self._subtasks)
-        """The last list of entries, and the subtask of each of its entries. The next batch usually
-        shares the list.
+        """The list of entries of the last batch, and the subtask of each entry. The next batch
+        usually shares the list.
         """
         self._cache = SubtaskCache(self._consumers, self._max_parallelism)
 
     def split(self, batch: RecordBatch) -> list[tuple[int, RecordBatch]]:
-        """Returns pairs of a consumer and the records whose keys it owns, with those keys.
+        """Returns pairs of a consumer and the records whose keys it owns, with these keys.
 
-        Raises NotOnColumns for invalid keys. The same records processed as rows then raise the
-        error for the user.
+        Raises NotOnColumns for invalid keys. The caller then processes the records as rows, which
+        raises the error for the user.
         """
         values: Any = batch.values
         if not isinstance(values, ColumnBatch):
@@ -360,7 +362,7 @@ class KeyRouter:
         return parts
 
     def _route(self, keys: Column) -> np.ndarray:
-        """Returns the subtask of each key. With a single consumer the result must not be used."""
+        """Returns the subtask of each key. The result is meaningless with a single consumer."""
         coded = isinstance(keys, CodedColumn) and int(keys.codes.min(initial=0)) >= 0
         plain = (
             isinstance(keys, NumberColumn)

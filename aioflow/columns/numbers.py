@@ -60,7 +60,8 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 class Number:
     """An operand of an operation: an array of numbers, or one number for all rows.
 
-    `kind` is the kind of its numpy type: b (bool), i (int) or f (float).
+    `valid` is the mask of the values that are not None; None means all values. `kind` is the kind
+    of the numpy type: b (bool), i (int) or f (float).
     """
 
     values: Any
@@ -78,7 +79,7 @@ class Number:
         )
 
     def bounds(self) -> tuple[int, int]:
-        """Returns the smallest and the largest int; (0, 0) if there are none."""
+        """Returns the smallest and the largest int; (0, 0) for an empty array."""
         values = self.values
         if not isinstance(values, np.ndarray):
             return int(values), int(values)
@@ -197,8 +198,8 @@ def negate(name: str, a: Number) -> NumberColumn | None:
 def round_number(a: Number, digits: int) -> NumberColumn | None:
     """Rounds to `digits` decimals, half to even.
 
-    Returns None for floats and `digits` other than 0: numpy scales such numbers first, and Python
-    does not.
+    Returns None for floats if `digits` is not 0, because numpy scales such numbers first, and
+    Python does not.
     """
     if a.kind == "f":
         return NumberColumn(np.rint(a.values), a.valid) if digits == 0 else None

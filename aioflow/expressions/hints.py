@@ -36,7 +36,7 @@ AGGREGATES = (
     "last",
     "distinct",
 )
-"""Names of aggregates of many elements; an expression has one element."""
+"""Names of aggregates. An aggregate reads many elements, but an expression reads only one."""
 
 ELSEWHERE = {
     "astype": "cast(type)",
@@ -46,7 +46,7 @@ ELSEWHERE = {
     "isna": "is_null()",
     "startswith": "str.starts_with(text)",
 }
-"""Names of methods of str and of other libraries -> how aioflow's expressions write them."""
+"""Maps names of methods of str and of other libraries to the equivalents in expressions."""
 
 
 def no_truth() -> str:
@@ -60,8 +60,8 @@ def no_truth() -> str:
 
 
 def no_truth_of_mixed(logical: str, comparison: str, shown: str) -> str:
-    """Returns advice for a comparison of `a & b`: how to write it with parentheses. `shown` is an
-    example.
+    """Returns advice to put comparisons in parentheses, for an expression such as `a & b > c`.
+    `logical` and `comparison` are the two operators, and `shown` is a correct example.
     """
     return (
         f"{no_truth()}; {logical} binds tighter than {comparison}, so write each comparison in "
@@ -70,8 +70,8 @@ def no_truth_of_mixed(logical: str, comparison: str, shown: str) -> str:
 
 
 def no_truth_of_chain(middle: str) -> str:
-    """Returns advice on how to write a chain of comparisons; `middle` is the expression in its
-    middle.
+    """Returns advice on how to write a chain of comparisons, such as `1 < x < 5`. `middle` is the
+    expression between the two comparisons.
     """
     return (
         f"{no_truth()}; a chain like 1 < {middle} < 5 is two comparisons, ({middle} > 1) & "
@@ -85,8 +85,8 @@ def no_attribute(
     """Returns advice on what to write instead of the attribute `name`, which expressions do not
     have.
 
-    `whole` is the expression as text, `shown` the same as it is written before a method. `text` and
-    `time` are the operations of `.str` and `.dt`.
+    `whole` is the text of the expression, and `shown` its text before a method, with parentheses if
+    needed. `text` and `time` are the names of the operations of `.str` and `.dt`.
     """
     wrong, nested = (
         f"an expression has no method {name!r}",
@@ -109,8 +109,8 @@ def no_attribute(
 
 
 def no_operation(prefix: str, name: str, known: Sequence[str]) -> str:
-    """Returns the message that the namespace `prefix` has no operation `name`, with the known
-    ones.
+    """Returns the message that the namespace `prefix` has no operation `name`. The message lists
+    the `known` operations.
     """
     return (
         f"{prefix} has no operation {name!r}{did_you_mean(name, known, prefix + '.{}')}; it has "
@@ -119,8 +119,8 @@ def no_operation(prefix: str, name: str, known: Sequence[str]) -> str:
 
 
 def no_value(whole: str, shown: str, asked: str, method: str) -> str:
-    """Returns the message that an expression has no plain value for `asked`, such as `int()`, with
-    the method that converts the value of each element.
+    """Returns the message that `asked`, such as `int()`, cannot convert an expression to a plain
+    value. The message names `method`, which converts the value of each element.
     """
     return (
         f"{asked} of {whole}: an expression stands for a value of each element, not known here; "
@@ -129,8 +129,8 @@ def no_value(whole: str, shown: str, asked: str, method: str) -> str:
 
 
 def no_values(shown: str, others: Sequence[str]) -> str:
-    """Returns the message that expressions cannot be the values of `is_in`, with the way to compare
-    fields instead.
+    """Returns the message that expressions cannot be the values of `is_in`. The message shows how
+    to compare fields instead.
     """
     ways = " | ".join(f"({shown} == {other})" for other in others) or f"({shown} == col.other)"
     return (

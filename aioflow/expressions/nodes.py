@@ -5,8 +5,8 @@ tree to one Python function, and columns and Spark read the same tree. The meani
 is defined here and in `expressions.values`, and tested by the table in
 `tests/expressions/expression_cases.py`:
 
-* any operation on None gives None, except `is_null`, `fill_null`, `when` (None is not true) and the
-  Kleene `&` and `|`;
+* any operation on None gives None, except `is_null`, `fill_null`, `when` (which takes None as not
+  true), and `&` and `|`, which follow Kleene's logic;
 * `/` is true division, `//` and `%` have Python's sign, a division by zero gives None, `round` is
   half to even;
 * `== != < <= > >= & | ~` build expressions. So nodes are compared by `same_as`, hashed by identity,
@@ -218,17 +218,17 @@ class Expr(Generic[T]):
     def cast(self, to: type, strict: bool = True) -> Expr[Any]:
         """Converts the value to bool, int, float or str.
 
-        A value that cannot be converted is an error, or None with `strict=False`. float to int
-        truncates; text is read as Python writes it (bool: true/false, yes/no, t/f, y/n, 1/0 in any
-        case).
+        A value that cannot be converted raises an error, or gives None with `strict=False`. A float
+        becomes a truncated int. Text is read as Python writes the value. For bool it may be
+        true/false, yes/no, t/f, y/n or 1/0 in any case.
         """
         if to not in CAST_TARGETS:
             raise TypeError(f"cast knows bool, int, float and str, not {to!r}")
         return Cast(self, to, strict)
 
     def round(self, digits: int = 0) -> Expr[Any]:
-        """Rounds half to even, to `digits` decimals. The result has the same type: a rounded float
-        is a float.
+        """Rounds half to even, to `digits` decimals. The result has the type of the value: a
+        rounded float is a float.
         """
         return Round(self, digits)
 
@@ -245,8 +245,8 @@ class Expr(Generic[T]):
     def dt(self) -> DtNamespace:
         """The namespace of operations on time.
 
-        A time is int milliseconds since the epoch, UTC, or a datetime (naive ones are taken as
-        UTC).
+        A time is int milliseconds since the epoch in UTC, or a datetime. A naive datetime counts as
+        UTC.
         """
         return DtNamespace(self)
 
@@ -429,7 +429,7 @@ class IsNull(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FillNull(Expr[T]):
-    """An expression with the value of `_operand`, or of `_value` if that is None."""
+    """An expression with the value of `_operand`, or of `_value` if `_operand` is None."""
 
     _operand: Expr[Any]
     _value: Expr[Any]
@@ -462,7 +462,7 @@ class IsIn(Expr[T]):
 class Cast(Expr[T]):
     """An expression that converts `_operand` to one of `CAST_TARGETS`.
 
-    A value that cannot be converted raises if `_strict`, else the result is None.
+    A value that cannot be converted raises an error if `_strict` is true, else gives None.
     """
 
     _operand: Expr[Any]
@@ -524,8 +524,8 @@ class Call(Expr[T]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Case(Expr[T]):
-    """An expression with the value of the first branch (condition, value) whose condition is true,
-    else of `_default`.
+    """An expression with the value of the first branch whose condition is true. If there is no such
+    branch, it has the value of `_default`. A branch is a pair (condition, value).
 
     The values of the other branches are not computed.
     """
@@ -558,7 +558,7 @@ class Then(Case[T]):
         return When(as_expression(condition), self._branches)
 
     def otherwise(self, value: Any) -> Expr[Any]:
-        """Completes the case with its value for elements of which no condition is true."""
+        """Completes the case with the value for elements for which no condition is true."""
         return Case(self._branches, as_expression(value))
 
     def _render(self) -> tuple[str, int]:
@@ -582,7 +582,7 @@ class When(Part):
 
 
 class _Namespace(Part):
-    """The base of namespaces: an unknown operation is an error that names the known ones."""
+    """The base of namespaces. The error for an unknown operation names the known operations."""
 
     __slots__ = ()
 

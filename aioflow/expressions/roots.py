@@ -1,5 +1,5 @@
-"""The roots of expressions: `col` names a field, `left` and `right` a field of a side of a pair,
-`lit` is a constant, `when` begins a case.
+"""The functions with which expressions begin: `col` names a field, `left` and `right` name a field
+of one side of a pair, `lit` makes a constant, and `when` begins a case.
 """
 
 from __future__ import annotations

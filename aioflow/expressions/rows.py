@@ -5,8 +5,9 @@ costs one call, and no walk through the tree: `col.price * 1.08 > 10` over dicts
 row['price']) is None else v0 * 1.08 > 10`.
 
 How a field is read depends on the row: `row['x']` for a mapping, `row.x` for anything else. So a
-compiled function has a variant for each kind of row, and a loop chooses a variant by its first row.
-A row of the other kind raises an error inside the variant, which then calls the other variant.
+compiled function has a variant for each of these two kinds of rows. A loop chooses a variant by its
+first row. A row of the other kind raises an error inside the variant, which then calls the other
+variant.
 Expressions are pure, so computing one again is harmless.
 
 Invariant: every form gives the results in `tests/expressions/expression_cases.py`, for every kind
@@ -54,7 +55,7 @@ __all__ = [
 ]
 
 ROW_ERRORS = (TypeError, AttributeError, LookupError)
-"""Errors that generated code raises for a row of the other kind, or without the field."""
+"""Errors that generated code raises for a row of the wrong kind, or for a row without the field."""
 
 CONTAINERS = frozenset({dict, list, tuple, str})
 """Types of plain values, which have no fields to read by attribute."""
@@ -65,8 +66,8 @@ only once.
 """
 
 _SHADOWED = frozenset(name for kind in CONTAINERS for name in dir(kind))
-"""Attributes of plain containers. Reading a field of such a name by attribute would not fail but
-return a method, as `row.items` of a dict does.
+"""Names of the attributes of plain containers. Reading a field with such a name by attribute would
+not fail but return a method, as `row.items` of a dict does.
 """
 
 
@@ -108,8 +109,8 @@ class RowFunction:
 
     @property
     def columns(self) -> dict[str, ex.Expr[Any]] | None:
-        """The expressions by name if the result is a dict, otherwise None. Batches of columns
-        compute these expressions instead of calling the function.
+        """The expressions by name if the result is a dict, otherwise None. Code for columns
+        computes these expressions instead of calling the function.
         """
         if self._names is None:
             return None
@@ -190,7 +191,9 @@ def columns_to_function(columns: Mapping[str, Any]) -> RowFunction:
 
 
 def columns_of(function: object) -> dict[str, ex.Expr[Any]] | None:
-    """Returns the columns of a function that `columns_to_function` made, None for any other."""
+    """Returns the columns of a function that `columns_to_function` made. Returns None for any other
+    function.
+    """
     return function.columns if isinstance(function, RowFunction) else None
 
 
@@ -249,9 +252,10 @@ def _specialising_batch(
     expressions: tuple[ex.Expr[Any], ...],
     slow: Callable[[list[Any]], list[Any]],
 ) -> Callable[[list[Any]], list[Any]]:
-    """Returns a function of a list of rows.
+    """Returns a function of a list of rows, with a variant for each kind of row. `body` writes the
+    source of the result.
 
-    A batch in which an operation fails is computed again row by row, to find and name the row.
+    If an operation fails, `slow` computes the batch again row by row, to find and name the row.
     """
     about = ", ".join(map(repr, expressions))
     variants: dict[RowKind, Callable[[list[Any]], list[Any]]] = {}
@@ -387,7 +391,7 @@ def _texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Column[Any]]:
 
 
 def _joined(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[tuple[Expr[Any], Expr[Any]]]:
-    """Yields the two operands of each sum of a number and a text that is not numeric."""
+    """Yields the two operands of each addition of a number and a non-numeric text in `row`."""
     for expression in expressions:
         for e in walk(expression):
             if isinstance(e, Binary) and e._operator == "+":
@@ -409,7 +413,7 @@ def _spells_no_number(value: Any) -> bool:
 
 
 def _no_texts(row: Any, expressions: Sequence[Expr[Any]]) -> Iterator[Call[Any]]:
-    """Yields the operations on text whose operand is a field that contains a number."""
+    """Yields the operations on text whose operand is a field that has a number in `row`."""
     for expression in expressions:
         for e in walk(expression):
             if (

@@ -45,18 +45,19 @@ class RowKind(Enum):
 
 
 _Bound = dict[ex.Expr[Any] | str | int, tuple[str, bool]]
-"""Columns that are bound to a variable at a point of the evaluation, with the variable and a flag.
+"""Maps each column that is bound to a variable at a point of the evaluation to the variable and a
+flag.
 
-The flag tells whether the value is known not to be None there.
+The flag is true if the value is known not to be None at this point.
 """
 
 
 class _Value(msgspec.Struct, frozen=True):
     """The source text of a value under construction.
 
-    `source` may be evaluated only when no guard is None; guards are evaluated in order. Its code
-    binds the variables of `inner` only if all guards pass, and the variables of `after` in any
-    case.
+    `source` may be evaluated only if no guard is None. `guards` are evaluated in order. The code of
+    guards and source binds the variables of `inner` if all guards pass. It binds the variables of
+    `after` in any case.
     """
 
     source: str
@@ -311,7 +312,7 @@ class Emitter:
     def _function(self, e: ex.Expr[Any], bound: _Bound) -> _Value:
         """Returns the source of a function of one operand, with arguments that may be expressions.
 
-        Its value is None if any of them is None.
+        The value is None if the operand or an argument is None.
         """
         names = self.names
         (x, *args), guards, inner, after = self._strict(e._children, bound)
@@ -392,8 +393,8 @@ def _is_atom(source: str) -> bool:
 def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any]]:
     """Returns the two halves of a chain of `&` or `|`.
 
-    The operators are associative, so the chain is rebuilt as a balanced tree. So `reduce(or_,
-    conditions)` does not nest deeply.
+    The operators are associative, so a chain can become a balanced tree. So the source of
+    `reduce(or_, conditions)` is not nested deeply.
     """
     terms: list[ex.Expr[Any]] = []
     stack = [e]

@@ -1,9 +1,11 @@
-"""Further nodes of expressions, which users do not write, and functions that examine a tree: its
-nodes, the fields that it reads, whether two trees are equal, and whether one always gives a bool.
+"""Further nodes of expressions, which users do not write, and functions that examine a tree. They
+find its nodes, the fields that it reads, whether it equals another tree, and whether it always
+gives a bool.
 
-An `Operation` is a pure function for rows, with a second form for arrays if there is one. Rows call
-the function once for each value, columns once for each distinct text, so a slow function costs
-little on columns. A `Composite` is only a key of `key_by`, never a part of another expression.
+An `Operation` is a pure function for rows, which may have a second form for arrays. Code for rows
+calls the function once for each value. Code for columns calls it once for each distinct text, so a
+slow function costs little. A `Composite` is only a key of `key_by`, never a part of another
+expression.
 """
 
 from __future__ import annotations
@@ -97,9 +99,8 @@ def walk(expression: Expr[Any]) -> Iterator[Expr[Any]]:
 
 
 def same_as(a: Expr[Any], b: object) -> bool:
-    """Returns whether two trees are equal: same nodes, same literals of the same types.
-
-    (`==` builds an expression.)
+    """Returns whether two trees are equal: they have the same nodes, and the same literals of the
+    same types. `==` cannot be used, because it builds an expression.
     """
     if type(a) is not type(b):
         return False
@@ -108,7 +109,9 @@ def same_as(a: Expr[Any], b: object) -> bool:
 
 
 def column_names(*expressions: Expr[Any]) -> tuple[str | int, ...]:
-    """Returns the fields that the expressions read, each once, in the order of first use."""
+    """Returns the names of the fields that the expressions read. Each name occurs once, in the
+    order of first use.
+    """
     return tuple(
         dict.fromkeys(e._name for x in expressions for e in walk(x) if isinstance(e, Column))
     )

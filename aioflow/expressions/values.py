@@ -1,5 +1,5 @@
-"""The helpers that compiled expressions call: each applies one operation to one value that is not
-None.
+"""The helpers that compiled expressions call. Each helper applies one operation to a value that is
+not None.
 
 Python's own operations (`+`, `<`, `str.lower`) are not here; generated code uses them directly.
 Every function is pure.
@@ -89,7 +89,7 @@ def read_field(value: Any, name: str | int) -> Any:
 
 
 def field_names(row: Any) -> list[str]:
-    """Returns the names that an expression can read of `row`: keys or fields.
+    """Returns the names of the fields or keys of `row`, which an expression can read.
 
     Returns an empty list for a value without fields.
     """
@@ -106,7 +106,7 @@ def field_names(row: Any) -> list[str]:
 
 
 def missing(name: str | int, row: Any) -> str:
-    """Returns the message that `row` has no field `name`, or no such position."""
+    """Returns the message that `row` has no field `name`, or no item at the position `name`."""
     if isinstance(name, int) and isinstance(row, Sequence):
         return f"no position {name} in a {type(row).__name__} of {len(row)}"
     return f"no field {name!r} in {describe_row(row)}"
@@ -163,9 +163,9 @@ CASTS: dict[type, Callable[[Any], Any]] = {
     float: _to_float,
     str: _to_str,
 }
-"""Target type of `cast` -> conversion.
+"""Maps the target type of `cast` to the function that converts a value.
 
-Each raises ValueError, TypeError or OverflowError for a value that cannot be converted.
+Each function raises ValueError, TypeError or OverflowError for a value that cannot be converted.
 """
 
 
@@ -190,7 +190,8 @@ def cast_value(value: Any, to: type, strict: bool) -> Any:
 def epoch_ms(time: Any) -> int:
     """Returns the milliseconds since the epoch of a time, rounded down.
 
-    The time is an int (returned unchanged), a datetime (naive: UTC) or a date (its midnight).
+    The time is an int, which is returned unchanged, a datetime, or a date, which means its
+    midnight. A naive datetime counts as UTC.
     """
     if isinstance(time, datetime):
         return (time.replace(tzinfo=UTC) - _EPOCH if time.tzinfo is None else time - _EPOCH) // _MS
@@ -215,7 +216,7 @@ def _date(time: Any) -> date:
 def truncate(time: Any, every_ms: int) -> Any:
     """Returns `time` rounded down to a multiple of `every_ms` since the epoch.
 
-    Returns an int for an int, a datetime for a datetime.
+    Returns an int for an int, and a datetime for a datetime.
     """
     milliseconds = epoch_ms(time)
     rest = milliseconds % every_ms
@@ -240,4 +241,4 @@ DATE_PARTS: dict[str, Callable[[Any], Any]] = {
     "date": _date,
     "epoch_ms": epoch_ms,
 }
-"""Parts of a time in UTC; weekday 0 is Monday."""
+"""Functions that return a part of a time in UTC, by the name of the part. Weekday 0 is Monday."""

@@ -35,7 +35,7 @@ __all__ = [
 
 
 class RestError(Exception):
-    """An error that is answered with its status and `{"errors": [message]}`."""
+    """An error of a call. The answer has its HTTP status and the body `{"errors": [message]}`."""
 
     status = 500
 
@@ -116,8 +116,8 @@ VERTEX = "/jobs/{jobid}/vertices/{vertexid}"
 class Route:
     """A route of the endpoint.
 
-    `schema` names the JSON Schema of the answer in `schemas`. `query` lists the parameters that the
-    handler reads, all optional.
+    `schema` is the name of the answer's JSON Schema in `schemas`. `query` has the names of the
+    query parameters that the handler reads, which are all optional.
     """
 
     method: str
@@ -157,10 +157,14 @@ def route(
 def get(
     path: str, schema: str, summary: str, *query: str, is_probe: bool = False
 ) -> Callable[[HandlerT], HandlerT]:
-    """Declares a route that only reads."""
+    """Declares a GET route of the decorated handler, with `query` as the names of its optional
+    query parameters.
+    """
     return route("GET", path, schema, summary, query, is_probe=is_probe)
 
 
 def start(path: str, body: str, summary: str) -> Callable[[HandlerT], HandlerT]:
-    """Declares a route that starts an operation."""
+    """Declares a POST route of the decorated handler, which starts an operation. `body` is the name
+    of the JSON Schema of the request's body.
+    """
     return route("POST", path, "Triggered", summary, body=body, status=202)

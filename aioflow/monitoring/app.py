@@ -1,7 +1,7 @@
 """Builds the aiohttp application of the endpoint, and serves it at an address of its own.
 
-The application has the routes under `/` and `/v1`, the dashboard's files, and one guard in front of
-all.
+The application has the routes under `/` and `/v1`, the dashboard's files, and one guard that checks
+every request.
 
 The guard is a middleware that lets a request through only if a rule allows it. The rules are, in
 order:
@@ -12,7 +12,7 @@ order:
   Host.
 * Reading is GET and HEAD. It needs the token if `allowed_hosts` is set. It also needs the token if
   another machine asks, since a service that mounts the endpoint may listen on all addresses.
-  `open_reads` lifts both.
+  With `open_reads`, reading never needs the token.
 * Any other method needs `enable_control`, the token in a header, and a route that is declared to
   change something.
 
@@ -85,12 +85,12 @@ READING = ("GET", "HEAD")
 CHANGES: frozenset[str] = frozenset({"POST", "PATCH", "PUT", "DELETE"})
 
 OPEN = "aioflow_open"
-"""Attribute of handlers whose answer is public: the files of the dashboard. The dashboard itself
-asks the user for the token.
+"""Name of the attribute that marks handlers whose answer is public: the files of the dashboard. The
+dashboard itself asks the user for the token.
 """
 
 PROBE = "aioflow_probe"
-"""Attribute of handlers of probes, which anyone may call by any host name."""
+"""Name of the attribute that marks handlers of probes. Anyone may call these, by any host name."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -110,8 +110,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def guard(options: MonitorOptions) -> Any:
-    """Returns the middleware that refuses requests by the rules of this module. A refusal states
-    its reason, for the person who configures the endpoint.
+    """Returns the middleware that refuses requests by the rules of this module. The answer to a
+    refused request states the reason, for the person who configures the endpoint.
     """
 
     @web.middleware
@@ -302,7 +302,9 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 def _checked(body: dict[str, Any], route: Route) -> dict[str, Any]:
-    """Returns `body` if the route knows all its fields. Raises BadRequest otherwise."""
+    """Returns the request body `body`. Raises BadRequest if it has a field that the schema of the
+    route's body lacks.
+    """
     schema = BODIES.get(route.body, {})
     known = schema.get("properties", {})
     for name in body:
@@ -390,8 +392,8 @@ def _file(name: str) -> web.StreamResponse:
 
 KEEP_ALIVE_S = 30.0
 SHUTDOWN_S = 1.0
-"""Maximum time for answers under way when the endpoint ends. Streams of events would never end by
-themselves.
+"""Maximum time in seconds for unfinished answers when the endpoint ends. Streams of events would
+never end by themselves.
 """
 
 CLOSE_S = 10.0
@@ -402,7 +404,8 @@ PROBE_CONNECTIONS_MAX = 20
 
 @asynccontextmanager
 async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIterator[str]:
-    """Serves `what`, a job or a JobManager, inside the block; yields the URL.
+    """Serves `what`, a job or a JobManager, at `address` while the `async with` block lasts. Yields
+    the URL. `given` are the options of the endpoint.
 
     Raises OSError, naming the address, if the server cannot listen there.
     """
@@ -418,7 +421,8 @@ async def serving(what: Any, address: str, given: Mapping[str, Any]) -> AsyncIte
 async def serving_probes(
     host: Host, address: str, unready: Callable[[], Sequence[str]]
 ) -> AsyncIterator[str]:
-    """Serves `/healthz` and `/readyz` alone inside the block; yields the URL.
+    """Serves only `/healthz` and `/readyz` at `address` while the `async with` block lasts. Yields
+    the URL.
 
     `unready()` returns the reasons why the process is not ready. Raises OSError as `serving`.
     """
@@ -460,8 +464,8 @@ async def _listening(
 
 
 def _refused(error: OSError, address: str) -> OSError:
-    """Returns an error which says that the server cannot listen at `address`, why, and which option
-    to change.
+    """Returns an error with the message that the server cannot listen at `address`. The message
+    also has the reason and the option to change.
     """
     code = error.errno or 0
     # Host names that are not found have special error numbers.

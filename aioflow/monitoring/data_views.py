@@ -85,7 +85,7 @@ async def overview(call: Call) -> Any:
 async def look_up(call: Call) -> Any:
     """Answers GET /aioflow/jobs/:jobid/state/:operator/:name?key=.
 
-    The answer is the value of a key, or without a key some of the pairs.
+    The answer is the value of a key. Without a key it is some of the pairs of key and value.
     """
     call.require_data()
     view, name = call.job, call.params["name"]
@@ -136,8 +136,8 @@ def _check_state(name: str, node: StreamNode, names: set[str]) -> None:
 def _key(call: Call) -> Any:
     """Returns the key that the query names.
 
-    `text=` is taken as it is. `key=` is JSON: a list becomes a tuple, and invalid JSON counts as
-    text.
+    The parameter `text=` is the key itself. `key=` is JSON: a list becomes a tuple, and invalid
+    JSON counts as text.
     """
     if "text" in call.query:
         return call.query["text"]
@@ -177,8 +177,8 @@ def _keyed_operator(view: JobView, wanted: str) -> tuple[JobVertex, StreamNode]:
 async def _ask(view: JobView, vertex: JobVertex, index: int, node: StreamNode, query: Any) -> Any:
     """Returns the result of `query` on the keyed state of one operator in a subtask.
 
-    Raises Unavailable if the subtask is busy with one element for too long, JobNotRunning if it
-    does not run.
+    Raises Unavailable if the subtask is busy with one element for too long, and JobNotRunning if
+    the subtask does not run.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -221,7 +221,9 @@ def _get(name: str, key: Any, backend: KeyedStateBackend) -> tuple[list[str], bo
 
 
 def shown(value: Any) -> str:
-    """Returns the value's `repr`, shortened if long, or a note if a user's `__repr__` fails."""
+    """Returns the value's `repr`, shortened if it is long. If a user's `__repr__` fails, returns a
+    note about this.
+    """
     try:
         return _repr.repr(value)[: 2 * VALUE_CHARACTERS_MAX]
     except Exception as error:  # noqa: BLE001  # A user's `__repr__` may raise anything.

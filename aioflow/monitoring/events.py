@@ -1,8 +1,9 @@
 """Streams the state of a job to the dashboard as server-sent events, once a second.
 
-The first event is the whole state, then come the changes as a JSON merge patch (RFC 7396).
-Everything that changes is an object with names, never a list, so that a patch is small and
-unambiguous. A slow reader skips seconds: its next patch is the difference to its last state.
+The first event has the whole state. Each later event has the changes as a JSON merge patch
+(RFC 7396). All parts of the state that change are objects with names, never lists, so that a patch
+is small and unambiguous. A slow reader misses events. Its next patch is the difference to the state
+that it got last.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STREAMS_MAX = 32
 """Maximum number of streams that one endpoint serves at a time."""
 
 WRITE_TIMEOUT_S = 30.0
-"""Time after which a reader that reads nothing is disconnected, in seconds."""
+"""Time in seconds after which a client that reads nothing is disconnected."""
 
 
 @get("/jobs/{jobid}/events", "Events", "What changes, once a second (text/event-stream)")
@@ -51,7 +52,7 @@ async def events(call: Call) -> web.StreamResponse:
 
 
 class Stream:
-    """One stream of events to one reader, to be used with `async with`.
+    """One stream of events to one client, used as an async context manager.
 
     Raises Unavailable if there are too many streams.
     """
@@ -85,7 +86,7 @@ class Stream:
         return isinstance(error, (ConnectionError, TimeoutError))
 
     async def send(self, name: str, body: Mapping[str, Any]) -> None:
-        """Sends one event. Raises TimeoutError if the reader does not read it in time."""
+        """Sends the event `name`. Raises TimeoutError if the client does not read it in time."""
         self._number += 1
         content = b"event: %s\nid: %d\ndata: %s\n\n" % (
             name.encode(),

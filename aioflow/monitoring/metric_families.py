@@ -41,7 +41,9 @@ class Family:
     kind: Kind
     help: str
     convert: Convert | None = None
-    """Function from the value of a metric to the value on the page; None if both are equal."""
+    """Function that converts the value of a metric to the value on the page. None if the values are
+    equal.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Place:
     suffix: str = ""
     """Text that follows the name of the family in the line, such as `_count` in a summary."""
     times: str = ""
-    """Name of a metric by which the value is multiplied. For example, a sum is the mean times the
-    count.
+    """Name of a metric by which the value is multiplied; "" for none. For example, a sum is the
+    mean times the count.
     """
 
 
@@ -420,7 +422,9 @@ _WITHOUT = re.compile(
     r"|split\.watermark\.pausedTimeMsPerSecond|Status\.Shuffle\.Netty\.\w+Segments"
     r"|(Shuffle\.Netty\.Input\.)?num\w+PerSecond"
 )
-"""Metrics without a family: `rate()` or another family replaces them, or they are always 0."""
+"""Matches the names of metrics that have no family. `rate()` or another family replaces them, or
+they are always 0.
+"""
 
 _TABLES: dict[str, dict[str, Family]] = {
     "cluster": _CLUSTER,
@@ -478,8 +482,10 @@ def _of_program(name: str, base: str, part: str, siblings: Collection[str]) -> P
 
 
 def _of_summary(name: str, text: str, convert: Convert | None, base: str, part: str) -> Place:
-    """Returns the `Place` of one metric of a histogram, such as its count or a quantile. The
-    quantiles cover only the latest values.
+    """Returns the `Place` of one metric of a histogram: of `part`, such as the count or a quantile.
+    Quantiles cover only the latest values.
+
+    `name` is the name of the family, `text` its help, and `base` the name of the histogram.
     """
     if part in ("min", "max"):
         unit = "_seconds" if name.endswith("_seconds") else ""

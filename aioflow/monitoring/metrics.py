@@ -1,8 +1,8 @@
 """The metrics of jobs by vertex and subtask.
 
-Tasks name their metrics "task name (1/4).operator.metric". Names of users may hold any character.
-So a name is parsed with the help of the names in the job graph, once, and the result is kept.
-Metrics are read at most every `FRESH_S`.
+Tasks name their metrics "task name (1/4).operator.metric". Names that users choose may contain any
+character. So a name is parsed with the help of the names in the job graph. This is done once, and
+the result is kept. Metrics are read at most every `FRESH_S`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = [
 ]
 
 FRESH_S = 0.2
-"""Time for which a reading is reused, in seconds. So a hundred calls in a second cost five
-readings.
+"""Time in seconds for which the metrics read last are used again. So a hundred calls in a second
+cause only five readings.
 """
 
 Subtask = tuple[int, int]
 """Vertex id and subtask index."""
 
 OperatorMetric = tuple[str, str]
-"""Name of the operator, empty for the task itself, and name of the metric."""
+"""Name of the operator (empty for the task itself), and name of the metric."""
 
 
 class MetricIndex:
@@ -59,12 +59,13 @@ class MetricIndex:
         self._names: list[str] = []
         """Names of the metrics in the last reading.
 
-        They change only when tasks start or programs make metrics, so `_plan` is kept meanwhile.
+        These names change only when tasks start or programs make metrics. Until then `_plan` is
+        kept.
         """
         self._plan: list[tuple[Subtask, list[str], list[int]]] = []
         """For each subtask: the names of its metrics, and the indices of their values."""
         self.version = 0
-        """Number that changes whenever the names do."""
+        """Number that changes whenever the names of the metrics change."""
         self._split: dict[tuple[int, str], OperatorMetric] = {}
         self._prefixes = {
             vertex.metrics_name(index): (vertex.id, index)
@@ -97,12 +98,16 @@ class MetricIndex:
         return self._by_subtask
 
     def values(self) -> list[float]:
-        """Returns all values in the order of `all`. Their names change only when `version` does."""
+        """Returns the values of all metrics in the order of `all`. The names of the metrics stay
+        the same as long as `version` does not change.
+        """
         self._refresh()
         return [self._values[at] for _, _, places in self._plan for at in places]
 
     def operator_of(self, vertex_id: int, name: str) -> OperatorMetric:
-        """Splits the name of a subtask's metric into operator and metric."""
+        """Splits the name of a subtask's metric into the names of the operator and of the metric.
+        The former is empty for a metric of the task itself.
+        """
         known = self._split.get((vertex_id, name))
         if known is None:
             operators = [o for o in self._operators.get(vertex_id, ()) if name.startswith(f"{o}.")]
@@ -217,15 +222,15 @@ def shown_value(value: float) -> str:
 
 
 _SPLIT = re.compile(r"split\.(.*)\.watermark\.(\w+)", re.DOTALL)
-"""Pattern of a metric of one split of a source. The split becomes a label."""
+"""Pattern of the name of a metric of one split of a source. The split becomes a label."""
 
 _LATENCY = re.compile(r"latency\.(.*)\.(\w+)", re.DOTALL)
-"""Pattern of the latency from one source. The source becomes a label."""
+"""Pattern of the name of a latency metric for one source. The source becomes a label."""
 
 
 def labels_of(metric: str) -> tuple[dict[str, str], str]:
-    """Returns the labels that are part of a metric's name, a split or a source, and the rest of the
-    name.
+    """Returns the labels that are part of a metric's name (a split or a source), and the rest of
+    the name.
     """
     if (found := _SPLIT.fullmatch(metric)) is not None:
         return {"split": found[1]}, f"split.watermark.{found[2]}"

@@ -1,7 +1,7 @@
 """The state that the handlers of one endpoint share, and `Call`, a request as handlers see it.
 
-`Monitor` holds the view of the jobs, their metrics, the requested operations, and the last ten
-minutes.
+`Monitor` holds the view of the jobs, their metrics now and over the last ten minutes, and the
+requested operations.
 
 `Operations` runs requested operations that take long: savepoints, checkpoints and stops. Each
 operation is one task, found by the id of its request. Repeating a request with the same id has no
@@ -79,8 +79,8 @@ class Operations:
     ) -> None:
         """Starts `work` for a new request. Raises Unavailable if too many operations are under way.
 
-        An AioflowError that `work` raises before it first waits is raised here, and the request is
-        forgotten.
+        If `work` raises an AioflowError before it first waits, this call raises the error, and the
+        request is forgotten.
         """
         over = [key for key, operation in self._known.items() if operation.done()]
         if len(self._known) - len(over) >= RUNNING_MAX:
@@ -123,7 +123,7 @@ def _retrieved(task: asyncio.Task[Any]) -> None:
 class Call:
     """A call of the endpoint: the parameters of its path, its query and its body.
 
-    `body` is the decoded JSON of a call that changes something, {} if there is none.
+    `body` is the decoded JSON of the request's body, or {} if there is none.
     """
 
     monitor: Monitor
@@ -131,7 +131,7 @@ class Call:
     query: Mapping[str, str]
     body: Mapping[str, Any] = field(default_factory=dict)
     request: web.Request | None = None
-    """Request of the client, for streaming answers. None where a test calls a handler directly."""
+    """Request of the client, for streaming answers. None if a test calls a handler directly."""
 
     @property
     def now_ms(self) -> int:
@@ -167,7 +167,7 @@ class Call:
 
     @property
     def process(self) -> str | None:
-        """Id of the process that the query names, None for the answering process."""
+        """Id of the process that the query names; None for the answering process."""
         return self.query.get("taskmanager") or None
 
     def number(self, name: str) -> int:
@@ -178,7 +178,7 @@ class Call:
         return int(text)
 
     def wanted(self, name: str) -> list[str] | None:
-        """Returns the items of a comma-separated query parameter, None if it is missing."""
+        """Returns the items of the comma-separated query parameter `name`, None if missing."""
         text = self.query.get(name)
         return None if text is None else [part for part in text.split(",") if part]
 
@@ -193,7 +193,7 @@ class Call:
             )
 
     def text(self, *names: str) -> str | None:
-        """Returns the first of the body's fields `names` that is set, None if none is.
+        """Returns the first of the body's fields `names` that is set; None if no field is set.
 
         Raises BadRequest if the value is not text.
         """
@@ -206,8 +206,8 @@ class Call:
         return None
 
     def flag(self, name: str) -> bool:
-        """Returns a boolean field of the body, False if missing. Raises BadRequest for other
-        values.
+        """Returns the boolean field `name` of the body; False if it is missing. Raises BadRequest
+        for a value that is not a boolean.
         """
         value = self.body.get(name)
         if value is not None and not isinstance(value, bool):
@@ -231,7 +231,9 @@ class Monitor:
         self.options = options
         self.cpu_count = os.cpu_count() or 1
         self.door: Door | None = None
-        """Limits the connections; None if the application is mounted in a server of the user."""
+        """Limits the number of connections. None if the application is mounted in a server of the
+        user.
+        """
         self.streams = 0
         """Number of open streams of events."""
         self.sampler = Sampler(self)
@@ -298,7 +300,9 @@ class Monitor:
         }
 
     def worker_metrics(self) -> dict[str, Mapping[str, float]]:
-        """Returns the metrics of each process that runs tasks, without those of the tasks."""
+        """Returns the metrics of each process that runs tasks, by its id, without the metrics of
+        the tasks.
+        """
         return {worker.id: self.watched.worker_metrics(worker.id) for worker in self.workers()}
 
     def page(self, style: Style = Style.PROMETHEUS) -> bytes:
@@ -319,10 +323,10 @@ class Monitor:
         self._metrics.clear()
 
     async def ask(self, worker_id: str | None, what: str, *args: Any) -> Any:
-        """Asks a process about itself (see `ProcessInspector.ask`). `worker_id` None is this
-        process.
+        """Asks the process `worker_id` about itself, and returns the answer. None is this process.
+        See `ProcessInspector.ask`.
 
-        Raises NotFound, Unavailable.
+        Raises NotFound for an unknown process, and Unavailable if the process cannot answer now.
         """
         worker = next((worker for worker in self.workers() if worker.id == worker_id), None)
         if worker_id is None or (worker is not None and worker.is_here):
@@ -351,10 +355,10 @@ class Monitor:
 
 
 POINTS_MAX = 600
-"""Number of values in a series: ten minutes at one a second."""
+"""Number of values in a series: ten minutes with one value a second."""
 
 SERIES_MAX = 2_000
-"""Maximum number of series of a job, about 10 MB.
+"""Maximum number of series of a job. They take about 10 MB.
 
 If a job has more metrics, only the first ones have series.
 """
@@ -396,7 +400,7 @@ class SeriesBuffer:
     ) -> tuple[list[int], dict[str, list[float | None]]]:
         """Returns the times after `since_ms`, oldest first, and the values of each known metric.
 
-        A value is None where the metric had no finite value.
+        A value is None for times at which the metric had no finite value.
         """
         times = list(self._times_ms)
         first = next((index for index, time in enumerate(times) if time > since_ms), len(times))
@@ -418,8 +422,8 @@ EVERY_S = 1.0
 
 
 class Sampler:
-    """Reads the metrics in a task that runs from `start` to `stop`. `tick` waits for the next
-    reading.
+    """Reads the metrics of all jobs once a second, in an asyncio task that runs from `start` to
+    `stop`. `tick` waits for the next reading.
     """
 
     def __init__(self, monitor: Monitor) -> None:

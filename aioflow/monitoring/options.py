@@ -22,7 +22,7 @@ __all__ = [
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 CONNECTIONS_MAX = 200
-"""Maximum number of connections. Browsers open six, scrapers one."""
+"""Maximum number of connections. A browser opens six, and a scraper opens one."""
 
 TOKEN_CHARACTERS_MIN = 16
 
@@ -42,24 +42,24 @@ class MonitorArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorOptions:
-    """Options of an endpoint. By default it only reads, and only under a loopback host name.
+    """Options of an endpoint. By default clients can only read, under a loopback host name.
 
-    Raises NotAuthenticated for options that would let anyone read or change.
+    Raises NotAuthenticated for options that would let anyone read or change something.
     """
 
     token: str | None = field(default=None, repr=False)
-    """Token that clients send as `Authorization: Bearer <token>`: with every changing call, and for
-    reading if other machines could call.
+    """Token that clients send as `Authorization: Bearer <token>`. Every call that changes something
+    needs it, and so does reading if other machines can reach the endpoint.
     """
     enable_control: bool = False
     """Whether jobs can be stopped, cancelled, checkpointed and rescaled. Needs a token."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names without port that requests may use, besides those of loopback. `"*"`: any."""
+    """Host names without port that requests may use, besides loopback names. `"*"` allows any."""
     open_reads: bool = False
-    """Whether reading needs no token: for a service that has checked its callers already.
+    """Whether reading needs no token. This is for a service that has checked its callers already.
     """
     show_data: bool = False
-    """Whether everyone who may read may see state and records too, and not only counts."""
+    """Whether clients that may read see keyed state and records too, even without the token."""
     connections_max: int = CONNECTIONS_MAX
     """Maximum number of connections, if the endpoint has an address of its own."""
 
@@ -94,7 +94,7 @@ class MonitorOptions:
         return bool(self.allowed_hosts) and not self.open_reads
 
     def allows_host(self, name: str) -> bool:
-        """Whether a request may have this Host header, with or without a port."""
+        """Whether requests may have the Host header `name`, with or without a port."""
         host = _without_port(name).lower().rstrip(".")
         return (
             "*" in self.allowed_hosts
@@ -103,7 +103,7 @@ class MonitorOptions:
         )
 
     def accepts(self, authorization: str | None) -> bool:
-        """Whether the header `authorization` holds the token; compared in constant time."""
+        """Whether the header `authorization` has the token. The comparison takes constant time."""
         if self.token is None:
             return False
         given = (authorization or "").encode("utf-8", "surrogateescape")
@@ -130,7 +130,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def parse_monitor_address(text: str) -> tuple[str, int]:
-    """Splits `HOST:PORT` into host and port. Without a host the host is 127.0.0.1.
+    """Splits `HOST:PORT` into host and port. If `text` has no host, the host is 127.0.0.1.
 
     Raises ValueError, or TypeError if `text` is not a str.
     """
@@ -153,7 +153,8 @@ def parse_monitor_address(text: str) -> tuple[str, int]:
 def parse_monitor_options(given: Mapping[str, Any]) -> MonitorOptions:
     """Returns `MonitorOptions` from keyword arguments.
 
-    Raises TypeError for an unknown option, naming the most similar one; NotAuthenticated.
+    Raises TypeError for an unknown option, naming the most similar option. Raises NotAuthenticated
+    as `MonitorOptions` does.
     """
     _check_names(given)
     return MonitorOptions(**given)

@@ -5,10 +5,11 @@
         ...
 
 Metrics are read on the loop, once a second. The provider's metric readers have threads of their
-own, and get the last values. So nothing waits for an exporter, and no thread touches a task. The
-name of an instrument is a scope and Flink's name of the metric, in lower case as the SDK requires:
-flink.taskmanager.job.task.numrecordsin. A task's counts are counters, everything else is a gauge.
-The attributes name the job, task and operator of a value. NaN and infinities are left out.
+own, and get the values that were read last. So the loop never waits for an exporter, and no other
+thread accesses a task. The name of an instrument is a scope and Flink's name of the metric. It is
+in lower case, as the SDK requires: flink.taskmanager.job.task.numrecordsin. A task's counts are
+counters, and all other metrics are gauges. The attributes name the job, task and operator of a
+value. NaN and infinities are left out.
 """
 
 from __future__ import annotations
@@ -48,29 +49,30 @@ _COUNTED = re.compile(
 
 Attributes = dict[str, str | int]
 Reading = dict[str, list[Observation]]
-"""Observations by the name of their instrument."""
+"""The observations of one reading, by the name of their instrument."""
 
 
 class OpenTelemetryExport:
     """Exports metrics of jobs through a meter provider.
 
-    An instrument is made at the first reading with a value for it. One export serves any number of
-    jobs, on one loop.
+    An instrument is made when a metric is first read that belongs to it. One export serves any
+    number of jobs, on one loop.
     """
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:
-        """Uses the meter provider that the program has set, if none is given."""
+        """Makes the export. None means the meter provider that the program has set globally."""
         self._provider = meter_provider or get_meter_provider()
         self._meter = self._provider.get_meter("aioflow")
         self._known: set[str] = set()
         self._readings: dict[object, Reading] = {}
-        """The last reading of each watched job; replaced as a whole, because other threads read
-        it.
+        """The last reading of each watched job or cluster. A new reading replaces it as a whole,
+        because other threads use it.
         """
 
     @asynccontextmanager
     async def watching(self, job_or_cluster: Any) -> AsyncIterator[None]:
-        """Exports the metrics of a job, or of all jobs of a JobManager, inside the block.
+        """Exports the metrics of a job, or of all jobs of a JobManager, while the `async with`
+        block lasts.
 
         The last values are flushed at the end.
         """
@@ -119,7 +121,9 @@ class OpenTelemetryExport:
             make(name, callbacks=[partial(self._observe, name)])
 
     def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
-        """Returns the last values of an instrument. Called in the thread of a reader."""
+        """Returns the last values of the instrument `name`. A metric reader calls it in its own
+        thread.
+        """
         return [
             observation
             for reading in self._readings.values()
@@ -128,8 +132,8 @@ class OpenTelemetryExport:
 
 
 async def flush(provider: Any) -> None:
-    """Flushes a provider of the SDK, in a thread of a new host, because the host of a job that has
-    ended is closed already.
+    """Flushes a provider of the SDK. The call blocks, so it runs in a thread. The thread belongs to
+    a new host, because the host of a job that has ended is closed already.
     """
     force_flush = getattr(provider, "force_flush", None)
     if force_flush is None:

@@ -4,14 +4,14 @@
     async with flow.run() as job, traces.watching(job):
         ...
 
-Spans are made from what the JobMaster records for the dashboard anyway, once a second, with the
-times of these records. So the engine does no extra work, and a job that is not watched pays
-nothing.
+Spans are made once a second, from the records that the JobMaster keeps for the dashboard anyway.
+They have the times of these records. So the engine does no extra work, and a job that is not
+watched has no cost.
 
 A job is one span. Each checkpoint is a trace of its own, linked to the job, because no viewer could
 show a trace that lasts as long as a service. The children of a checkpoint are the commit and a span
-for each subtask, with its alignment, its snapshot and its write. Each failure of a running job is a
-span with its cause, until all tasks run again.
+for each subtask. The children of the latter are the alignment, the snapshot and the write. Each
+failure of a running job is a span with its cause. It ends when all tasks run again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Attributes = dict[str, str | int | float | bool]
 
 @dataclass(slots=True)
 class _Known:
-    """The spans of one job so far."""
+    """The span of one job, and the checkpoints and failures for which spans were made."""
 
     span: Span
     checkpoints: set[int] = field(default_factory=set)
@@ -74,19 +74,20 @@ class _Known:
 
 
 class OpenTelemetryTraces:
-    """Exports traces of jobs through a tracer provider. One serves any number of jobs."""
+    """Exports traces of jobs through a tracer provider. One object serves any number of jobs."""
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
-        """Uses the tracer provider that the program has set, if none is given."""
+        """Makes the export. None means the tracer provider that the program has set globally."""
         self._provider = tracer_provider or get_tracer_provider()
         self._tracer = self._provider.get_tracer(NAME)
 
     @asynccontextmanager
     async def watching(self, job_or_cluster: Any) -> AsyncIterator[None]:
-        """Exports traces of a job, or of all jobs of a JobManager, inside the block.
+        """Exports traces of a job, or of all jobs of a JobManager, while the `async with` block
+        lasts.
 
-        The spans of jobs end with the jobs, at the latest with the block. Then they are flushed.
-        Errors of OpenTelemetry are logged, and never reach the block.
+        The span of a job ends with the job, at the latest with the block. Then all spans are
+        flushed. Errors of OpenTelemetry are logged, and never raised in the block.
         """
         monitor = Monitor(monitored(job_or_cluster), MonitorOptions())
         reading = _Reading(self._tracer, monitor)
@@ -278,7 +279,9 @@ def _names(view: JobView) -> Attributes:
 
 
 def _running_again_ms(view: JobView, failure: FailureRecord) -> int:
-    """Returns the time in ms when all tasks ran again after `failure`; -1 if they do not yet."""
+    """Returns the time in ms when all tasks ran again after `failure`. Returns -1 if some tasks do
+    not run yet.
+    """
     subtasks = [one for vertex in view.graph.vertices for one in view.subtasks(vertex)]
     if any(one.state not in (ExecutionState.RUNNING, ExecutionState.FINISHED) for one in subtasks):
         return -1

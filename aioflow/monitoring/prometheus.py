@@ -57,15 +57,15 @@ class _Measured(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Metric:
-    """Describes one metric of a reading: its owner, its name, and its labels."""
+    """Describes one metric that was read: its owner, its name, and its labels."""
 
     scope: str
-    """cluster, process, job, task or operator."""
+    """The kind of the owner: cluster, process, job, task or operator."""
     flink_scope: str
     owner: tuple[Any, ...]
     """Key that identifies the owner among all owners of the same scope."""
     name: str
-    """Name without the labels that are part of it in Flink."""
+    """Name of the metric, without the labels that are part of the name in Flink."""
     labels: Mapping[str, str]
 
 
@@ -79,11 +79,11 @@ class _Line:
     place: int
     """Index of the value in a reading."""
     times: int = -1
-    """Index of a second value by which the first is multiplied, or -1."""
+    """Index of a second value by which the value is multiplied; -1 if there is none."""
 
 
 class Exposition:
-    """The page of one endpoint in one style, built again when it is too old."""
+    """The page of one endpoint in one style. It is built again when it is older than `FRESH_S`."""
 
     def __init__(self, monitor: _Measured, style: Style = Style.PROMETHEUS) -> None:
         self._monitor = monitor
@@ -93,8 +93,9 @@ class Exposition:
         only in its numbers.
         """
         self._parts: list[tuple[str, int, Callable[[float], float] | None, int]] = []
-        """For each line: the text before the value, including the end of the previous line; the
-        index of the value; its conversion; the index of a factor or -1."""
+        """For each line of the page: the text before the value, including the end of the previous
+        line; the index of the value; the function that converts the value, or None; and the index
+        of a second value by which it is multiplied, or -1."""
         self._page = b""
         self._made_at: float | None = None
 
@@ -221,7 +222,7 @@ class Exposition:
 
 
 UNITS = ("bytes", "ratio", "seconds")
-"""Last words of the families that have a unit."""
+"""Last words of the names of families that have a unit."""
 
 
 def _lines(metrics: Sequence[_Metric], *, is_open: bool) -> list[_Line]:

@@ -1,7 +1,7 @@
-"""Answers calls about checkpoints, and those that start a savepoint, a checkpoint or a stop.
+"""Answers calls about checkpoints, and calls that start a savepoint, a checkpoint or a stop.
 
-POST returns a request id; GET with that id returns the status. The fields of the answers about
-checkpoints are in snake case.
+POST returns a request id. GET with this id returns the status of the operation. The fields of the
+answers about checkpoints are in snake case.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ SUMMARY = (
 
 
 def record_body(view: JobView, record: CheckpointRecord) -> dict[str, Any]:
-    """Returns one checkpoint as the history lists it."""
+    """Returns one checkpoint in the form that the list of checkpoints has in the answer."""
     body: dict[str, Any] = {
         "className": record.status.value.lower(),
         "id": record.id,
@@ -272,7 +272,7 @@ def _subtask(index: int, one: SubtaskRecord | None, record: CheckpointRecord) ->
 
 
 SAVEPOINTS, CHECKPOINTS, RESCALINGS = "savepoint", "checkpoint", "rescaling"
-"""Kinds of requests. A stop is requested under the savepoints, as in Flink."""
+"""Kinds of requested operations. A stop counts as a savepoint, as in Flink."""
 
 FORMATS = ("CANONICAL", "NATIVE")
 TYPES = ("CONFIGURED", "FULL", "INCREMENTAL")
@@ -450,7 +450,8 @@ def _status(call: Call, kind: str) -> Any:
 
 
 def _running(call: Call) -> JobView:
-    """Returns the job, if it has not ended or the request with this id was made before.
+    """Returns the job if it has not ended. Also returns it if the call has the id of an earlier
+    request.
 
     Raises Conflict otherwise.
     """
@@ -470,7 +471,7 @@ def _check_format(call: Call) -> None:
 
 
 def _directory(call: Call, *names: str) -> str | None:
-    """Returns the URL of the directory in the body, None if missing.
+    """Returns the URL of the directory that one of the body's fields `names` has; None if missing.
 
     A path of this machine must be absolute.
     """
@@ -508,5 +509,5 @@ def client_heartbeat(call: Call) -> Any:
 
 @route("DELETE", "/cluster", "Empty", "Is refused")
 def end_cluster(call: Call) -> Any:
-    """Refuses DELETE /cluster: only a signal or `aioflow cluster stop` ends the process."""
+    """Refuses DELETE /cluster. Only a signal or `aioflow cluster stop` ends the process."""
     raise Conflict("the process is not ended over HTTP: aioflow cluster stop, or a signal, does it")

@@ -2,8 +2,8 @@
 
 Values that only a JVM has are 0 or -1.
 
-Also answers the calls under /aioflow, which Flink does not have, such as those about the event
-loop.
+The module also answers the calls under /aioflow, which Flink does not have, such as calls about the
+event loop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 FLINK_VERSION = "1.20"
-"""Version of Flink whose REST format is used; aioflow's own version is shown beside it."""
+"""Version of Flink whose REST format is used. The answer also has aioflow's own version."""
 
 COMMIT = "unknown"
 
@@ -231,7 +231,7 @@ def _memory(memory: Mapping[str, Any], told: Mapping[str, float]) -> dict[str, A
 def no_logs(call: Call) -> Any:
     """Answers calls for the list of log files with an empty list.
 
-    Logs go where the program sends them; the last records are at /aioflow/logs.
+    The program decides where its logs go. The last log records are at /aioflow/logs.
     """
     if "taskmanagerid" in call.params:
         find_worker(call)
@@ -240,7 +240,9 @@ def no_logs(call: Call) -> Any:
 
 @get("/taskmanagers/{taskmanagerid}/stdout", "Text", "Its output; it is kept elsewhere")
 def nothing(call: Call) -> Any:
-    """Answers calls for files that a process does not keep with an empty text."""
+    """Answers with an empty text. This is for calls that ask for files which a process does not
+    have.
+    """
     find_worker(call)
     return Answer("", content_type="text/plain")
 
@@ -258,8 +260,9 @@ SERIES_SHOWN = 200
 async def asyncio_view(call: Call) -> Any:
     """Answers GET /aioflow/asyncio?taskmanager= about the event loop of a process.
 
-    Lag, tasks and the last callbacks that held the loop are those of the named process, by default
-    of the answering one. Slow callbacks and unfinished calls come from the tasks of all processes.
+    Lag, tasks and the last callbacks that blocked the loop are those of the named process, by
+    default of the answering process. Slow callbacks and unfinished calls come from the tasks of all
+    processes.
     """
     loop = await call.monitor.ask(call.process, "loop")
     slow: list[dict[str, Any]] = []
@@ -321,7 +324,7 @@ def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
 
 @get("/aioflow/processes", "Processes", "This process and those that run tasks, in short")
 def processes(call: Call) -> Any:
-    """Answers GET /aioflow/processes: a summary of this process, then of the others.
+    """Answers GET /aioflow/processes with a summary of each process, this process first.
 
     A value is null until the process has reported it.
     """
@@ -387,8 +390,8 @@ async def worker_thread_dump(call: Call) -> Any:
 def series(call: Call) -> Any:
     """Answers GET /aioflow/jobs/:jobid/series?metric=&since= with the last ten minutes of metrics.
 
-    Without `metric` it lists the existing names. A part of a name may be `*`:
-    `*.*.busyTimeMsPerSecond` means every subtask of every vertex.
+    Without `metric` the answer lists the existing names. A part of a name may be `*`. For example,
+    `*.*.busyTimeMsPerSecond` selects every subtask of every vertex.
     """
     view = call.job
     buffer = call.monitor.sampler.series(view)

@@ -1,6 +1,6 @@
 """Answers calls about jobs, their plans and their exceptions, in Flink's format.
 
-Fields are in kebab case here. `rest_checkpoints` has those in snake case.
+Fields are in kebab case here, and in snake case in `rest_checkpoints`.
 
 Calls for Flink's accumulators are answered with the counters that functions made through their
 runtime context. Metrics are collected without their kind. So every whole number that an operator
@@ -213,15 +213,15 @@ def job(call: Call) -> Any:
 
 
 JOB_STATES = (*(status.value for status in JobStatus), "SUSPENDED", "RECONCILING")
-"""Names of all job states in Flink. No job here is ever in the last two, but clients may expect
-them.
+"""Names of all job states in Flink. No job of aioflow is ever in the last two states, but clients
+may expect them.
 """
 
 SHOWN_STATES = tuple(ExecutionState)
 
 
 def vertex_body(call: Call, view: JobView, vertex: JobVertex, now: int) -> dict[str, Any]:
-    """Returns a vertex as the answer about its job lists it."""
+    """Returns a vertex in the form that the list of vertices has in the answer about a job."""
     subtasks = view.subtasks(vertex)
     starts = [one.start_ms for one in subtasks if one.start_ms >= 0]
     start = min(starts, default=-1)
@@ -274,8 +274,8 @@ def io_metrics(subtasks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 def vertex_status(subtasks: Sequence[SubtaskView]) -> str:
-    """Returns one state for all subtasks: the most alarming one, as in Flink's
-    ExecutionJobVertex.
+    """Returns the state of a vertex from the states of its subtasks. The most alarming state wins,
+    as in Flink's ExecutionJobVertex.
     """
     states = [one.state for one in subtasks]
     for state in (
@@ -411,7 +411,7 @@ def _task_failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
 def _failure(view: JobView, failure: FailureRecord) -> dict[str, Any]:
     """Returns a failure in Flink's format. The field `notes` is aioflow's own.
 
-    It names the operator, the subtask and the record.
+    `notes` names the operator, the subtask and the record.
     """
     task = None
     if failure.attempt is not None:
@@ -476,7 +476,7 @@ def failure_cause(error: BaseException) -> dict[str, Any]:
 def cancel(call: Call) -> Any:
     """Answers PATCH /jobs/:jobid?mode=cancel.
 
-    Cancelling a cancelled job again has no effect. For a job that ended otherwise the call fails.
+    Cancelling a cancelled job again has no effect. The call fails if the job ended in another way.
     """
     mode = call.query.get("mode", "cancel")
     if mode != "cancel":

@@ -1,7 +1,7 @@
 """Answers calls about metrics, in Flink's format.
 
-Without the parameter `get` the answer is a list of names. With `get` it has the values of these
-names: text for single values, numbers for aggregated ones.
+Without the parameter `get` the answer is a list of names. With `get` it has the values of the
+metrics that the parameter names. A single value is text, and an aggregated value is a number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 WANTED_MAX = 2_000
-"""Maximum number of names in one call."""
+"""Maximum number of names of metrics in one call."""
 
 
 def _by_name(call: Call, metrics: Mapping[str, float]) -> Any:
@@ -80,7 +80,9 @@ def _aggregated(call: Call, sets: Iterable[Mapping[str, float]]) -> Any:
 
 
 def _chosen(call: Call, name: str, known: Mapping[str, Any]) -> list[Any]:
-    """Returns the values whose names the query parameter `name` lists, or all."""
+    """Returns the values of `known` whose names the query parameter `name` lists, or all values if
+    the parameter is missing.
+    """
     wanted = call.wanted(name)
     return (
         list(known.values()) if wanted is None else [known[one] for one in wanted if one in known]
@@ -89,8 +91,8 @@ def _chosen(call: Call, name: str, known: Mapping[str, Any]) -> list[Any]:
 
 @get(f"{VERTEX}/metrics", "Metrics", "Metrics of all subtasks", "get")
 def vertex(call: Call) -> Any:
-    """Answers with the metrics of all subtasks of a vertex, each name after its subtask:
-    `0.numRecordsIn`, `0.map.numRecordsIn`.
+    """Answers with the metrics of all subtasks of a vertex. Each name begins with the index of the
+    subtask: `0.numRecordsIn`, `0.map.numRecordsIn`.
     """
     subtasks = call.monitor.metrics(call.job).of_vertex(call.vertex)
     return _by_name(
@@ -140,7 +142,7 @@ def subtask(call: Call) -> Any:
 
 @get(f"{VERTEX}/jm-operator-metrics", "Metrics", "Metrics of coordinators", "get")
 def operators(call: Call) -> Any:
-    """Answers calls for metrics of operator coordinators, which report none here."""
+    """Answers calls for metrics of operator coordinators, which have no metrics in aioflow."""
     _ = call.vertex
     return _by_name(call, {})
 
@@ -185,7 +187,7 @@ def taskmanager(call: Call) -> Any:
 
 
 def _worker_metrics(call: Call, worker_id: str) -> dict[str, float]:
-    """Returns the metrics of a process, without those of its tasks, which belong to the
+    """Returns the metrics of a process, without the metrics of its tasks. The latter belong to the
     vertices.
     """
     monitor = call.monitor
@@ -209,7 +211,7 @@ def _worker_metrics(call: Call, worker_id: str) -> dict[str, float]:
 
 
 def prefers_openmetrics(accepted: str) -> bool:
-    """Whether a client with this header `Accept` wants OpenMetrics rather than plain text."""
+    """Whether a client with the header `Accept: {accepted}` prefers OpenMetrics to plain text."""
     weights: dict[str, float] = {}
     for part in accepted.split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))
@@ -233,7 +235,7 @@ _WEIGHT = re.compile(r"(0(\.[0-9]{0,3})?|1(\.0{0,3})?)")
 def prometheus(call: Call) -> Any:
     """Answers GET /metrics?names=, with Flink's names for `names=flink`.
 
-    The format is OpenMetrics for a client that asks for it by its header `Accept`.
+    The format is OpenMetrics if the client's header `Accept` asks for it.
     """
     names = call.query.get("names", "aioflow")
     if names not in ("aioflow", "flink"):

@@ -31,7 +31,9 @@ INTERVALS = 5
 INTERVALS_FORM = re.compile(r"[0-9]{1,6}")
 
 CHECKPOINT_MS_MIN = 30_000
-"""Shortest time that a checkpoint has to complete, for very short intervals."""
+"""Minimum time in ms without a completed checkpoint after which a job is not ready. It applies if
+the interval between checkpoints is very short.
+"""
 
 
 @get("/healthz", "Health", "Whether the event loop answers", is_probe=True)
@@ -51,7 +53,7 @@ def readiness(call: Call) -> Any:
     """Answers GET /readyz?intervals=&jobs= with 200 or 503, and the reasons.
 
     `intervals` is the number of checkpoint intervals within which a checkpoint must complete.
-    `jobs=false` ignores the jobs, for a JobManager.
+    `jobs=false` ignores the states of the jobs, which suits the probe of a JobManager.
     """
     intervals = call.query.get("intervals", str(INTERVALS))
     if INTERVALS_FORM.fullmatch(intervals) is None or int(intervals) == 0:
@@ -75,7 +77,7 @@ def _readiness(reasons: Sequence[str]) -> tuple[int, dict[str, Any]]:
 
 
 def unready_reasons(view: JobView, now_ms: int, intervals: int = INTERVALS) -> list[str]:
-    """Returns why a job is not ready; an empty list if it is."""
+    """Returns the reasons why a job is not ready; an empty list if it is ready."""
     if view.status is not JobStatus.RUNNING:
         return [f"job {view.name!r} is {view.status.value}"]
     ready = (ExecutionState.RUNNING, ExecutionState.FINISHED)
@@ -104,7 +106,7 @@ def unready_reasons(view: JobView, now_ms: int, intervals: int = INTERVALS) -> l
 
 
 def probes_app(unready: Callable[[], Sequence[str]]) -> web.Application:
-    """Returns an application with the two probes alone, for a process without jobs to show.
+    """Returns an application that has only the two probes, for a process without jobs to show.
 
     `unready()` returns the reasons why the process is not ready.
     """

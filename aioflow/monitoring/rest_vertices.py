@@ -36,7 +36,9 @@ __all__ = [
 ]
 
 LOW_SHARE, HIGH_SHARE = 0.1, 0.5
-"""Shares of time under back pressure: ok up to the first, high above the second."""
+"""Limits for the share of time under back pressure. The level is "ok" up to the first limit, "high"
+above the second, and "low" between them.
+"""
 
 
 @get(VERTEX, "Vertex", "A vertex with its subtasks")
@@ -261,7 +263,9 @@ SECONDS, SECONDS_MAX = 1.0, 10.0
     "taskmanager",
 )
 async def loop_graph(call: Call) -> Any:
-    """Answers GET /aioflow/flamegraph: everything that the loop of a process runs, by task."""
+    """Answers GET /aioflow/flamegraph with a graph of everything that the event loop of a process
+    runs, by task.
+    """
     stacks: Counter[Stack] = Counter()
     for task, stack, count in await call.monitor.ask(call.process, "flames", _seconds(call)):
         stacks[(task or "the loop itself", *stack)] += count
@@ -316,8 +320,8 @@ def _seconds(call: Call) -> float:
 
 
 def tree(stacks: Counter[Stack], name: str) -> dict[str, Any]:
-    """Returns the stacks as a tree in Flink's format: {name, value, children}, widest child
-    first.
+    """Returns the stacks as a tree in Flink's format. Each node has `name`, `value` and `children`,
+    the child with the largest value first. `name` is the name of the root.
     """
     root: dict[str, Any] = {"name": name, "value": sum(stacks.values()), "children": []}
     below: dict[int, dict[str, dict[str, Any]]] = {}

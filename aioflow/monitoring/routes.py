@@ -1,5 +1,5 @@
-"""Collects the routes that handlers declare. The router, the OpenAPI document and the tests use the
-list.
+"""Collects the routes that handlers declare into a list. The router, the OpenAPI document and the
+tests use it.
 
 Invariant: a fixed path comes before the paths that have a parameter in the same segment. The
 OpenAPI document is made from the list, so it describes every route that is served.

@@ -1,6 +1,6 @@
 """The JSON Schema of every answer, for the OpenAPI document. Tests check real answers against them.
 
-Schemas of objects list the fields that are always there; an answer may have more.
+The schema of an object lists the fields that are always there. An answer may have more fields.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _object(properties: dict[str, Schema], optional: dict[str, Schema] | None = 
 
 
 def _only(properties: dict[str, Schema]) -> Schema:
-    """Returns the schema of an object with these optional fields and no others."""
+    """Returns the schema of an object with the optional fields `properties` and no other fields."""
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
@@ -622,8 +622,8 @@ TRIGGER: Schema = {
 }
 FORMAT = _enum("CANONICAL", "NATIVE")
 DIRECTORY = _all(_or_null(TEXT), "target-directory", "targetDirectory")
-"""Fields for the target directory. Flink has one spelling for a savepoint and the other for a stop;
-here both calls accept both.
+"""Fields for the target directory. Flink uses one spelling for a savepoint and the other one for a
+stop. In aioflow both calls accept both spellings.
 """
 
 BODIES: dict[str, Schema] = {

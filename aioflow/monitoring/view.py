@@ -1,9 +1,9 @@
 """The endpoint's view of jobs and their processes.
 
-`Monitored` is all that an application sees. A job has one, and so has a JobManager, which has
-several jobs. A job may run in one process, with worker processes, or on a cluster. A `JobView`
-reads the JobMaster, which is the same in all three. All reads are plain and take place on the event
-loop. Times are wall-clock ms, -1 if the event has not happened.
+`Monitored` is all that an application sees. There is one for a job, and one for a JobManager with
+all its jobs. A job may run in one process, with worker processes, or on a cluster. A `JobView`
+reads the JobMaster, which is the same in all three cases. All reads are synchronous and take place
+on the event loop. Times are wall-clock ms, and -1 if the event has not happened.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """A process that runs tasks; this process, if the job has no other."""
+    """The view of a process that runs tasks. It is this process if the job has no other."""
 
     id: str
     location: str = ""
@@ -56,11 +56,11 @@ class WorkerView:
     slots: int
     free_slots: int
     silence_ms: int = 0
-    """Time since the last heartbeat of the process."""
+    """Time in ms since the last heartbeat of the process."""
     is_here: bool = False
     """Whether the worker is this process."""
     job_ids: tuple[str, ...] = ()
-    """Ids of the jobs that occupy its slots, one for each occupied slot."""
+    """Ids of the jobs that occupy the process's slots, one id for each occupied slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +88,8 @@ class SubtaskView:
         return not self.state.is_terminal
 
     def duration_ms(self, now_ms: int) -> int:
-        """Returns how long the attempt has run until `now_ms`, or until its end; -1 before the
-        start.
+        """Returns for how many ms the attempt has run until `now_ms`, or until its end. Returns -1
+        before its start.
         """
         return (
             -1
@@ -98,7 +98,9 @@ class SubtaskView:
         )
 
     def status_durations(self, now_ms: int) -> dict[str, int]:
-        """Returns the time that the attempt spent in each non-terminal state, -1 for never."""
+        """Returns the time in ms that the attempt spent in each non-terminal state. The time is -1
+        if the attempt never was in the state.
+        """
         order = sorted(self.times_ms.items(), key=lambda entry: entry[1])
         ends = [at for _, at in order[1:]] + [now_ms]
         # Empty for a task that has not reported yet.
@@ -109,15 +111,16 @@ class SubtaskView:
 
 
 QueryState = Callable[["ExecutionAttemptId", int, Callable[[Any], Any]], Any]
-"""Function (attempt, node, query) that returns an awaitable of the result of the query.
+"""The type of functions that query keyed state. The arguments are the id of the attempt, the id of
+the node, and the query. The function returns an awaitable of the query's result.
 
 The query runs between two slices of the task.
 """
 
 
 Rescale = Callable[[int | None, Mapping[str, int]], Awaitable[None]]
-"""Function that continues the job at another parallelism. Its arguments are the parallelism of the
-flow, and a dict of uids to the parallelism of single operators.
+"""The type of functions that continue the job at another parallelism. The arguments are the
+parallelism of the flow, and a mapping of uids to the parallelism of single operators.
 """
 
 
@@ -140,12 +143,12 @@ class JobView:
     ) -> None:
         self.master = master
         self.rescale = rescale
-        """Changes the parallelism of the job; None if that is not possible."""
+        """Function that changes the parallelism of the job. None if that is not possible."""
         self.read_metrics = read_metrics
         self._worker_at = worker_at
         self._query_state = query_state
         self.taps = taps
-        """Gives access to samples of the output of operators; None if there is none."""
+        """Gives access to samples of the output of operators. None if samples are not available."""
         self.state_backend = state_backend
         graph = master.executions.graph
         self.vertex_ids = {vertex.id: vertex_hex(vertex) for vertex in graph.vertices}
@@ -185,11 +188,13 @@ class JobView:
         return max(self.master.timestamps_ms.values(), default=-1)
 
     def duration_ms(self, now_ms: int) -> int:
-        """Returns how long the job has run until `now_ms`, or until its end."""
+        """Returns for how many ms the job has run until `now_ms`, or until its end."""
         return max((now_ms if self.end_ms < 0 else self.end_ms) - self.start_ms, 0)
 
     def vertex(self, vertex_id: str) -> JobVertex | None:
-        """Returns the vertex with this id, which is 32 hex digits in REST, or None."""
+        """Returns the vertex with the id `vertex_id`, as in `vertex_hex`. Returns None if there is
+        no such vertex.
+        """
         number = self._numbers.get(vertex_id)
         return None if number is None else self.graph.vertex(number)
 
@@ -198,7 +203,9 @@ class JobView:
         return [self._subtask(vertex, index) for index in range(vertex.parallelism)]
 
     def attempts(self, vertex: JobVertex, index: int) -> list[SubtaskView]:
-        """Returns all remembered attempts of one subtask, oldest first, the current one last."""
+        """Returns all remembered attempts of one subtask, oldest first. The last is the current
+        attempt.
+        """
         current = self._subtask(vertex, index)
         records = self._records(vertex, index)
         earlier = [
@@ -231,7 +238,7 @@ class JobView:
         )
 
     def worker_ids(self) -> set[str]:
-        """Returns the ids of the processes that have a task of this job now."""
+        """Returns the ids of the processes that now have a task of this job."""
         return {
             one.worker_id
             for vertex in self.graph.vertices
@@ -293,7 +300,7 @@ class Monitored(Protocol):
     async def refresh(self) -> None:
         """Fetches data that only other processes have. Called once a second.
 
-        Raises AioflowError or TimeoutError while they do not answer.
+        Raises AioflowError or TimeoutError while these processes do not answer.
         """
 
     def settings(self) -> Mapping[str, str]:
@@ -310,10 +317,10 @@ class Monitored(Protocol):
         """
 
     def worker_metrics(self, worker_id: str, job_id: str | None = None) -> Mapping[str, float]:
-        """Returns the metrics of one process itself, by dotted name, without those of its tasks.
+        """Returns the metrics of one process itself by dotted name, without metrics of its tasks.
 
         A TaskManager has a process for each job. `job_id` selects one of these processes. None
-        means all of them together.
+        means all these processes together.
         """
 
 
@@ -329,7 +336,7 @@ def vertex_hex(vertex: JobVertex) -> str:
 
 
 LARGEST = ("Status.Loop.lagMs", "Status.Loop.lagMsMax", "Status.Shuffle.Netty.RequestedMemoryUsage")
-"""Metrics of which a TaskManager shows the largest value of its processes, instead of the sum."""
+"""Metrics for which a TaskManager shows the largest value of its processes, instead of the sum."""
 
 NETTY = "Status.Shuffle.Netty."
 """Prefix of the metrics of network memory."""
@@ -486,8 +493,8 @@ class MonitoredCluster(Monitored):
         }
 
     def worker_metrics(self, worker_id: str, job_id: str | None = None) -> Mapping[str, float]:
-        """Returns the metrics of the job processes of a TaskManager, added up. If no job runs
-        there, they are the last metrics of the job that ran last.
+        """Returns the summed metrics of the job processes of a TaskManager. If no job runs there,
+        returns the last metrics of the job that ran last.
 
         Without `job_id`, the network memory is that of the whole TaskManager, even if no job runs
         there.
@@ -514,7 +521,8 @@ class MonitoredCluster(Monitored):
 
 
 def monitored(what: object) -> Monitored:
-    """Returns the view of `what`: a Monitored, an object with one (an `af.Job`), or a JobManager.
+    """Returns the view of `what`. This is a Monitored, an object that has one (an `af.Job`), or a
+    JobManager.
 
     Raises TypeError for anything else.
     """
