@@ -327,7 +327,7 @@ class ThreadTimes(msgspec.Struct, frozen=True):
 
 
 Frame = tuple[str, int, str]
-"""File, line and name of the function."""
+"""A stack frame: file, line and name of the function."""
 
 
 class Process(Protocol):
@@ -408,7 +408,7 @@ class Processes(Protocol):
 class Host(Protocol):
     """All external services of the runtime.
 
-    It is passed as the first argument; there is no global host.
+    Functions that need the host get it as their first argument; there is no global host.
     """
 
     @property

@@ -325,13 +325,13 @@ class _SystemProcess:
 
 
 MAIN_THREAD_ENV = "AIOFLOW_MAIN_THREAD_OF"
-"""Variable with the id of the process whose main thread started this one."""
+"""Environment variable with the id of the process whose main thread started this process."""
 
 PR_SET_PDEATHSIG = 1
 """Number of the prctl option that sends a signal at the parent's end, from linux/prctl.h."""
 
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-"""A frame's line in the output of faulthandler."""
+"""Matches the line of a frame in the output of faulthandler."""
 
 
 class SystemProcesses:

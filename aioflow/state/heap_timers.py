@@ -124,7 +124,7 @@ class Together(NamedTuple):
 
 
 TimerPart = list[Entry] | Together
-"""Some timers, which never change."""
+"""Some timers, as a list of entries or a `Together`. The timers never change."""
 
 
 def timers_before(

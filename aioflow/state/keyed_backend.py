@@ -126,8 +126,8 @@ class AbstractKeyedStateBackend(ABC, Generic[T, S, V]):
         """The raw tables that the operator has requested, and whether each was restored."""
         self._timers: dict[str, ServiceTimers[S]] = {}
         self._snapshots: dict[int, V] = {}
-        """The snapshot of each checkpoint that is neither aborted nor followed by a completed
-        checkpoint, nor complete itself.
+        """Snapshots by checkpoint id. A snapshot is removed once its checkpoint is aborted, or once
+        this or a later checkpoint is complete.
         """
 
     @abstractmethod

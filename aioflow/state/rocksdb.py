@@ -75,14 +75,14 @@ class Past:
     def __init__(self, cache: Cache) -> None:
         self._all = list(cache.spaces.values())
         self._until = cache.next_space
-        """Number of the first space that was created after that moment."""
+        """Number of the first space that was created after the snapshot began."""
         self._saved: dict[Space, dict[Any, Any]] = {}
         """The former values of changed keys, by space and key; `MISSING` for keys that did not
         exist.
         """
         queues = [space for space in self._all if isinstance(space, TimerSpace)]
         self._upto = {space: space.queue.order for space in queues}
-        """Number of the last registration of each timer queue."""
+        """For each timer queue, the number of its last registration when the snapshot began."""
         self._removed: dict[TimerSpace, dict[int, Entry]] = {space: {} for space in queues}
 
     def keep(self, space: Space, keys: Sequence[Any]) -> None:
@@ -351,7 +351,7 @@ class RocksKeyedStateBackend(
         )
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Allows the next checkpoint to refer to the files of this one.
+        """Allows the next checkpoint to refer to the files of this checkpoint.
 
         Does nothing if this checkpoint is a savepoint, because a savepoint's files may be moved
         away.

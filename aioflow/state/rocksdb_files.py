@@ -51,7 +51,7 @@ read.
 """
 
 MANIFEST_BYTES_MAX = 64 << 10
-"""Maximum size of the manifest. It records each change of files, and is part of every
+"""Maximum size of the manifest. The manifest records each change of files, and is part of every
 checkpoint.
 """
 

@@ -135,8 +135,8 @@ class SnapshotPlan:
     value, or `MISSING`.
     """
     base: dict[str, StateFile]
-    """Files of the last completed checkpoint to which this one may refer, by name in the
-    database.
+    """Files of the last completed checkpoint, by name in the database. This checkpoint may refer to
+    them.
     """
     canonical: bool
     codec: Codec

@@ -105,7 +105,7 @@ class ExpiryIndex:
         self._latest[namespace, key] = None
 
     def written(self, namespace: Any, key: Any, now_ms: int) -> Sequence[tuple[Any, Any]]:
-        """Notes a write, and returns some (namespace, key) that may have expired."""
+        """Notes a write, and returns some pairs (namespace, key) whose values may have expired."""
         if not self._latest_begin <= now_ms < self._latest_end:
             self._open(now_ms)
         self._latest[namespace, key] = None
@@ -146,8 +146,8 @@ class ExpiryIndex:
         return taken
 
     def step(self, now_ms: int) -> tuple[Sequence[tuple[Any, Any]], bool]:
-        """Removes and returns some (namespace, key) that may have expired, and whether there may be
-        more.
+        """Removes and returns some pairs (namespace, key) whose values may have expired. Also
+        returns whether there may be more such pairs.
         """
         taken = self.take_ended(now_ms, EXPIRED_A_STEP)
         return taken, bool(taken)

@@ -151,7 +151,7 @@ class InputBarriers:
         self._hurry(checkpoint_id)
 
     def tick(self, timestamp_ms: int) -> None:
-        """Makes an alignment that has timed out unaligned."""
+        """Switches each alignment that has timed out to unaligned."""
         self._count()
         self._carry_out(self._alignment.tick(max(timestamp_ms, self._now_ms())))
 

@@ -173,8 +173,8 @@ class ChannelStateCapture:
         self.overtook = False
         """Whether the barrier overtook data, in the input, the chain or the output."""
         self.alignment_ms: int | None = None
-        """Time in ms until the last barrier arrived; None unless that was after the checkpoint was
-        taken.
+        """Time in ms until the last barrier arrived, if it arrived after the checkpoint was taken;
+        otherwise None.
         """
         self.alignment_processed = 0
 

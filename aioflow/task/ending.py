@@ -69,7 +69,7 @@ class TaskPhase(IntEnum):
     FINISHING = 4
     """Operators are finishing, after their last element. No checkpoint is taken in this phase."""
     LINGERING = 5
-    """Waits for the checkpoint that commits everything."""
+    """The task waits for the checkpoint that commits everything."""
     LEAVING = 6
     """The last checkpoint has completed, and the partitions are ending. Only with checkpoints."""
     CLOSED = 7

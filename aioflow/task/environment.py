@@ -183,7 +183,7 @@ class TaskEnvironment:
     codec: Codec = field(default_factory=Codec)
     """Encoder of users' state, with the types of the job."""
     store: StateStore | None = None
-    """Store of the job's flow, where checkpoints are taken or restored."""
+    """Store of the job's flow; None if checkpoints are neither taken nor restored."""
     local_state: LocalState = field(default_factory=LocalState)
     """Local copies of the state that this worker's tasks wrote."""
     responder: CheckpointResponder | None = None

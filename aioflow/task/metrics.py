@@ -56,7 +56,9 @@ files.
 """
 
 WINDOW_S = 1.0
-"""Shortest period for a rate. Readings that follow sooner count from the same start again."""
+"""Shortest period for a rate, in seconds. A reading that follows sooner counts from the same start
+as the reading before.
+"""
 
 TIMES = (
     "idleTimeMsPerSecond",
@@ -355,7 +357,9 @@ class TaskMetrics:
             self._group.gauges(names, lambda: task_input.input_watermarks)
 
     def register_checkpoints(self, checkpoints: TakesCheckpoints) -> None:
-        """Registers gauges of the last acknowledged checkpoint; 0 before the first."""
+        """Registers gauges of the last acknowledged checkpoint. The gauges are 0 before the first
+        checkpoint.
+        """
 
         def read() -> Sequence[float]:
             latest = checkpoints.latest

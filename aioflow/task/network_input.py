@@ -80,7 +80,7 @@ class GateInput(msgspec.Struct):
 
 
 class NetworkInput:
-    """All gates of a task with inputs."""
+    """The input of a task that reads other tasks' output, with one gate for each edge."""
 
     def __init__(self, edges: Sequence[InputEdge], consumer: InputConsumer) -> None:
         self._availability = SharedAvailability()
@@ -110,7 +110,7 @@ class NetworkInput:
         """Channel state of the last unaligned checkpoint, which may still wait for barriers."""
         self.records_in = 0
         self.failed_producer: ProducerFailed | None = None
-        """The error of a poll that found that the producer had failed."""
+        """The error of a poll that found a failed producer."""
 
     def read_first(self, input_index: int, on_read: Callable[[], None]) -> None:
         """Calls `on_read` once input `input_index` has ended, or all its channels are idle.

@@ -157,8 +157,8 @@ class RecordWriter:
         measured.
         """
         self._record_bytes = 0.0
-        """Estimated size of a record. It rises at once and falls slowly, because only few records
-        may be large.
+        """Estimated size of a record. The estimate rises at once and falls slowly, because only few
+        records may be large.
         """
         self._fitted: tuple[int, int] = 0, 0
         """Record size and batch limit to which the subpartitions were last fitted."""

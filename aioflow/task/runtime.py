@@ -444,7 +444,7 @@ class OperatorRuntime:
         return first
 
     async def quiesce_timers(self) -> None:
-        """Stops all timers, after waiting for one that is firing."""
+        """Stops all timers, after waiting for a timer that is firing."""
         for context in self.contexts:
             await context.processing_timers.quiesce()
 

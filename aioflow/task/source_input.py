@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["HAND_OVER_NS", "HandOver", "SourceInput"]
 
 HAND_OVER_NS = 10_000_000
-"""Target duration of the chain's work on the records of one poll. It is five slices, so that the
-chain gets full batches.
+"""Target duration of the chain's work on the records of one poll. The target is five slices, so
+that the chain gets full batches.
 """
 
 

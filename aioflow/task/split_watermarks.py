@@ -271,8 +271,8 @@ class QuietSplits:
             self._paused_at_ms = now_ms
 
     def check(self, now_ms: int) -> int | None:
-        """Updates `idle`. Returns the time of the next check, or None if none is needed before the
-        next poll.
+        """Updates `idle`. Returns the time of the next check, or None if no check is needed before
+        the next poll.
         """
         if self._paused_at_ms is not None:
             return None

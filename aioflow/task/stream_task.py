@@ -424,7 +424,9 @@ class StreamTask:
 
     @contextmanager
     def _advised(self, loop: NetworkLoop | SourceLoop) -> Iterator[None]:
-        """Checks the running task every few seconds, for advice in the log."""
+        """A context manager. Inside its block, the running task is checked every few seconds, and
+        advice is logged.
+        """
         watch = self._environment.watch
         if watch is None:
             yield
