@@ -151,7 +151,8 @@ class InputBarriers:
         self._hurry(checkpoint_id)
 
     def tick(self, timestamp_ms: int) -> None:
-        """Switches each alignment that has timed out to unaligned."""
+        """Switches the pending checkpoint from aligned to unaligned if its alignment has timed out.
+        """
         self._count()
         self._carry_out(self._alignment.tick(max(timestamp_ms, self._now_ms())))
 
