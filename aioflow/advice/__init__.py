@@ -1,1 +1,3 @@
-"""Advice about misuse: checks when a flow is built, warnings while it runs, errors of calls."""
+"""Advice about misuse: checks when a flow is built, warnings while it runs, and hints in error
+messages.
+"""

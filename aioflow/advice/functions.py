@@ -2,16 +2,17 @@
 
 Plain functions are never awaited: keys, reductions, windows and joins call them within a batch. An
 `async def` there would return coroutines in place of values, and the error would appear far from
-its line. So it is rejected at its line, and so is a function with other parameters. Where resources
-are not injected, a parameter that declares a resource is rejected too: the function would get the
-declaration in its place. A function with operator state is rejected where checkpoints do not
-include it: the state would be lost at the first restart.
+its line. So an `async def`, or a function with wrong parameters, is rejected when the flow is
+built. Where resources are not injected, a parameter that declares a resource is rejected too,
+because the function would get the declaration instead of the resource. A function with operator
+state is rejected where checkpoints do not include this state, because it would be lost at the first
+restart.
 
 The checks also find mistakes in a function class: a method that is never called because its name is
-misspelled, or a method that takes too few arguments. A class that derives from `af.ProcessFunction`
-and spells `on_timer` as Flink does is a valid class, but its timers would fire without effect. The
-mistake is an error if the method must be defined. Otherwise it is a warning, because the method may
-be a helper of the other methods.
+misspelled, or a method that takes too few arguments. For example, a ProcessFunction that spells
+`on_timer` as Flink does is a valid class, but its timers would have no effect. A misspelled method
+is an error if the method is required. Otherwise it causes a warning only, because it may be a
+helper of the other methods.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ REQUIRED = {
     "AggregateFunction": ("create_accumulator", "add", "get_result"),
     "Trigger": ("on_element",),
 }
-"""The methods that a subclass of each base must define, because the base class only raises."""
+"""Maps each base class to the methods that a subclass must define, because those of the base class
+only raise an error.
+"""
 
 CHECKPOINTED: Final = ("initialize_state", "snapshot_state")
 
@@ -58,9 +61,10 @@ not similar to `close`.
 
 def check_plain(function: Any, what: str, parameters: str, method: str = "__call__") -> None:
     """Raises GraphError unless `function`, or the `method` of a function class, is a plain function
-    of `parameters`.
+    with the given `parameters`.
 
-    `parameters` are the arguments of the call, named as in "value, ctx".
+    `parameters` names the arguments of the call, for example "value, ctx". `what` names the
+    function in errors.
     """
     is_class = isinstance(function, Function) or (
         isinstance(function, type) and issubclass(function, Function)
@@ -87,9 +91,10 @@ def check_plain(function: Any, what: str, parameters: str, method: str = "__call
 
 
 def check_called(function: Any, what: str, parameters: str) -> None:
-    """Raises GraphError unless `function` is a function of `parameters`, or a function class.
+    """Raises GraphError unless `function` can be called with `parameters`, or is a function class.
 
-    `parameters` are named as in "value, ctx".
+    `parameters` names the arguments of the call, for example "value, ctx". `what` names the
+    function in errors.
     """
     if not callable(function):
         raise GraphError(
@@ -111,7 +116,9 @@ def check_without_resources(function: Any, what: str) -> None:
 
 
 def check_without_state(function: Any, what: str) -> None:
-    """Raises GraphError for a CheckpointedFunction, whose methods would not be called here."""
+    """Raises GraphError if `function` has operator state, because its methods for this state would
+    not be called here.
+    """
     if has_operator_state(function):
         name = (function if isinstance(function, type) else type(function)).__name__
         raise GraphError(
@@ -124,7 +131,7 @@ def check_without_state(function: Any, what: str) -> None:
 def check_function_class(function: Any) -> None:
     """Raises GraphError for a function class, or an instance of one, that cannot work.
 
-    Also logs a warning for probable mistakes. Other values pass.
+    Also logs warnings for probable mistakes. Accepts all other values.
     """
     cls = function if isinstance(function, type) else type(function)
     if isinstance(function, type) and (needed := _required_arguments(cls)):
@@ -185,7 +192,7 @@ def check_function_class(function: Any) -> None:
 
 
 def _required_arguments(cls: type) -> list[str]:
-    """Returns the parameters of the constructor that have no default."""
+    """Returns the names of the constructor's parameters that have no default."""
     try:
         parameters = inspect.signature(cls).parameters.values()
     except (TypeError, ValueError):  # There is no signature, so nothing is known.
@@ -195,7 +202,9 @@ def _required_arguments(cls: type) -> list[str]:
 
 
 def _contract(cls: type) -> dict[str, FunctionType]:
-    """Returns the methods of `cls` that the engine calls, as defined by its bases in aioflow."""
+    """Returns the methods that the engine calls on objects of `cls`, by name, as its base classes
+    in aioflow define them.
+    """
     ours = [one for one in cls.__mro__ if _is_ours(one)]
     if any(issubclass(one, Function) for one in ours):
         ours.append(CheckpointedFunction)

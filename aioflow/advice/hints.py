@@ -2,8 +2,8 @@
 
 Python only names the argument: "got an unexpected keyword argument 'discover'". The error of a
 decorated function also lists its parameters, and names the parameter that was probably meant. A
-valid call costs one more frame, so this is for functions that build a flow, never for functions
-that run in one.
+decorated function costs one more frame per call, so only functions that build a flow are decorated,
+never functions that run in it.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ TABLES = {
     ("duckdb", "DuckDBPyRelation"): "af.io.arrow(relation.to_arrow_table())",
     ("_duckdb", "DuckDBPyRelation"): "af.io.arrow(relation.to_arrow_table())",
 }
-"""Package and class -> the connector that reads the rows.
+"""Maps (package, class) of a table to the call that reads its rows.
 
-Iterating over such a table would yield names of columns, or nothing.
+Iterating over such a table would yield column names, or nothing.
 """
 
 WRITTEN = (
@@ -79,12 +79,14 @@ WRITTEN = (
     ast.unaryop,
     ast.cmpop,
 )
-"""Kinds of syntax that mean the same in a text and in an expression, unlike `and` and `in`."""
+"""Kinds of syntax nodes that mean the same in a text and in an aioflow expression, unlike `and` and
+`in`.
+"""
 
 
 def field_hint(given: Any) -> str:
-    """Returns advice on what to write if a name or position was meant as a field, or a text as an
-    expression.
+    """Returns what to write if `given`, a name or a position, was meant as a field, or if a text
+    was meant as an expression.
 
     Returns an empty string for other values.
     """
@@ -99,9 +101,9 @@ def field_hint(given: Any) -> str:
 
 
 def keys_hint(given: Any, method: str) -> str:
-    """Returns what to write as an argument of `method` if a key of several fields was meant.
+    """Returns what to pass to `method` if `given` was meant as a key of several fields.
 
-    Returns the same as `field_hint` for other values.
+    For other values, returns the result of `field_hint`.
     """
     if not isinstance(given, (tuple, list)) or len(given) < 2:
         return field_hint(given)
@@ -149,7 +151,9 @@ def window_time_hint(given: Mapping[str, Any]) -> str | None:
 
 
 def idleness_hint(given: Mapping[str, Any]) -> str | None:
-    """Returns a hint where to pass `idle_after=`, if it or a similar name was passed elsewhere."""
+    """Returns a hint on where to pass `idle_after=` if this argument, or one with a similar name,
+    was passed elsewhere.
+    """
     name = next(iter(given))
     if name not in ("idle_after", "idle_after_ms", "idleness", "idle_timeout"):
         return None
@@ -160,9 +164,9 @@ def idleness_hint(given: Mapping[str, Any]) -> str | None:
 
 
 def _as_expression(text: str) -> str | None:
-    """Returns the text as an expression of fields, like `af.col.cents > 1`.
+    """Returns `text` in the form of an expression of fields, such as `af.col.cents > 1`.
 
-    Returns None if the text is no expression, or a name alone.
+    Returns None if `text` is no expression, or only a name.
     """
     try:
         tree = ast.parse(text, mode="eval")
@@ -185,8 +189,8 @@ def _as_expression(text: str) -> str | None:
 
 
 def as_select(given: Sequence[Any]) -> str:
-    """Returns the call of `select`, as text, that names the columns which were passed without
-    names.
+    """Returns, as text, a call of `select` with names for the columns in `given`, which were passed
+    without names.
     """
     found = [column_names(one)[0] if isinstance(one, Column) else one for one in given]
     if len(given) == 1 and is_expression(found[0]):
@@ -200,9 +204,9 @@ def as_select(given: Sequence[Any]) -> str:
 
 
 def sink_hint(given: Any) -> str:
-    """Returns the argument, as text, that `sink` should get instead of `given`.
+    """Returns a hint on what to pass to `sink` instead of `given`.
 
-    The text is empty if `given` is a sink, or if there is no good guess.
+    The hint is empty if `given` is a sink, or if there is no good guess.
     """
     if hasattr(given, "writer"):
         return ""
@@ -215,7 +219,7 @@ def is_table(what: object) -> bool:
 
 
 def hint_of_table(what: object) -> str:
-    """Returns the call, as text, that reads the rows of a table."""
+    """Returns, as text, the call that reads the rows of the table `what`."""
     return TABLES[_named(what)]
 
 
@@ -224,7 +228,7 @@ def _named(what: object) -> tuple[str, str]:
 
 
 def reader_hint(path: str | os.PathLike[Any] | bytes) -> str:
-    """Returns the call, as text, that reads or writes files with the name `path`."""
+    """Returns, as text, the call that reads or writes files, chosen by the suffix of `path`."""
     text = os.fsdecode(path)
     stem, suffix = os.path.splitext(text.lower())
     if suffix in COMPRESSED:
@@ -234,8 +238,8 @@ def reader_hint(path: str | os.PathLike[Any] | bytes) -> str:
 
 
 def place_hint(given: object) -> str:
-    """Returns the argument, as text, to pass to `sink` instead of `given`; empty if there is no
-    good guess.
+    """Returns a hint on what to pass to `sink` instead of `given`; empty if there is no good
+    guess.
     """
     if isinstance(given, (str, os.PathLike)):
         return (
@@ -266,9 +270,9 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def explained(function: F, name: str | None = None) -> F:
-    """Returns `function` with a helpful TypeError for wrong arguments.
+    """Wraps `function`, so that wrong arguments raise a more helpful TypeError.
 
-    `name` is the name to use in error messages, by default the function's own.
+    `name` is the name in error messages, by default the name of the function.
     """
 
     @wraps(function)
@@ -288,10 +292,11 @@ def explained(function: F, name: str | None = None) -> F:
 
 
 def hinted(hint: Callable[[Mapping[str, Any]], str | None]) -> Callable[[F], F]:
-    """Returns a decorator that adds a hint to an `explained` function: `hint` is called with the
-    unknown arguments.
+    """Returns a decorator that sets the function `hint` of an `explained` function. `hint` is
+    called with the unknown arguments and their values.
 
-    Its result replaces the list of parameters in the error. None means no hint.
+    The result of `hint` replaces the list of parameters in the error. None means that there is no
+    hint.
     """
 
     def mark(function: F) -> F:
@@ -304,7 +309,8 @@ def hinted(hint: Callable[[Mapping[str, Any]], str | None]) -> Callable[[F], F]:
 def explained_methods(cls: C) -> C:
     """Returns `cls` with `explained` applied to its public methods and its constructor.
 
-    An `async def` remains one, because callers may inspect it.
+    Leaves `async def` methods as they are, because callers may check whether a method is `async
+    def`.
     """
     for name, method in list(vars(cls).items()):
         if (
@@ -321,7 +327,7 @@ def explained_methods(cls: C) -> C:
 def _explanation(
     function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str | None:
-    """Returns a text about the wrong arguments and the right ones.
+    """Returns an error message about the wrong arguments `args` and `kwargs` and the right ones.
 
     Returns None if Python's own message is as good.
     """
@@ -380,9 +386,10 @@ def _shown(parameter: inspect.Parameter) -> str:
 
 
 def nearest_method(of: type, name: str) -> str:
-    """Returns the end of an error message, which names the public method closest to `name`.
+    """Returns the end of an error message, which names the public method of class `of` whose name
+    is closest to `name`.
 
-    Returns an empty string for private names, which no user wrote.
+    Returns an empty string for private names, because users do not write these.
     """
     if name.startswith("_"):  # Copying, pickling and introspection ask for these, and often.
         return ""
@@ -390,7 +397,9 @@ def nearest_method(of: type, name: str) -> str:
 
 
 def no_such_method(of: object, name: str, remedy: str = "") -> AttributeError:
-    """Returns an AttributeError with Python's usual text and `remedy`."""
+    """Returns an AttributeError for the missing attribute `name` of `of`, with Python's usual text,
+    followed by `remedy`.
+    """
     words = f"{type(of).__name__!r} object has no attribute {name!r}{remedy}"
     # If an error has a name and an object, Python adds the most similar attribute. After a remedy
     # that is one hint too many. Python fills in missing ones, so both are None here.

@@ -1,16 +1,16 @@
-"""Warnings about a running flow: about things that are no errors, but probably not meant.
+"""Warnings about a running flow: about things that are no errors, but probably mistakes.
 
 * A join of numbers on one side with text on the other silently has no results. So the first key of
   each side is checked, and no other. Later keys may have other types.
 * Timestamps in seconds that are taken for milliseconds are in January 1970. A whole day then falls
-  into one window of a minute and a half. So the first timestamp of each source is checked. No clock
-  is read: the range of present times is some decades wide, and far from the same numbers in
-  milliseconds.
-* A default such as `[]` of a state, if changed in place, is lost unless it is written back. Code
-  that changes it and never updates the state has probably forgotten to.
-* Only a function knows its side outputs, so a misspelt tag makes an empty stream. An empty side
-  output alone means nothing, since most are for exceptional records. So at the end of a task, the
-  side outputs that are read are compared with those that got records.
+  into one window of a minute and a half. So the first timestamp of each source is checked. This
+  needs no clock, because present times in seconds, in any decade, are very different numbers from
+  those in milliseconds.
+* If the default of a state, such as `[]`, is changed in place, the change is lost unless it is
+  written back. So code is reported that changes the default and never updates the state.
+* Only a function knows its side outputs, so reading a misspelt tag results in an empty stream. An
+  empty side output alone means nothing, since most side outputs are for exceptional records. So at
+  the end of a task, the side outputs that are read are compared with those that got records.
 * A task passes the state of its inputs and calls to `TaskAdvice` every few seconds, with the time.
   `TaskAdvice` warns of inputs that stay silent, and of elements that wait because too few calls run
   at once. Each warning is logged once per job in a process. This module reads no clock.
@@ -55,17 +55,18 @@ KINDS: dict[type, str] = {
     timedelta: "a timedelta",
     UUID: "a UUID",
 }
-"""Type -> its kind.
+"""Maps a type of keys to the name of its kind.
 
-Values of two different kinds are never equal. Types that are not listed, such as classes of the
-user, may equal anything.
+Values of two different kinds are never equal. Values of types that are not listed, such as classes
+of the user, may equal anything.
 """
 
 
 class KeysMet:
-    """The first key of each side of one subtask.
+    """Checks the first key of each side of a join, in one subtask.
 
-    `is_open` is true until both keys are known; check it before each batch.
+    `is_open` is True until both keys are known. Callers check it before each batch, to save the
+    call of `see`.
     """
 
     __slots__ = ("_first", "is_open")
@@ -75,8 +76,8 @@ class KeysMet:
         self._first: list[tuple[Any, ...]] = [(), ()]
 
     def see(self, side: int, keys: Sequence[Any] | None, operator: str) -> None:
-        """Notes the first key that arrived on one side. Once both sides have a key, logs a warning
-        if such keys can never be equal.
+        """Notes the first key that arrives on `side`, 0 or 1. Once both sides have a key, logs a
+        warning if keys of these kinds can never be equal.
         """
         if keys is None or not len(keys) or self._first[side]:
             return
@@ -100,8 +101,8 @@ class KeysMet:
 
 
 def _difference(left: Any, right: Any) -> tuple[str, str] | None:
-    """Returns the names of the kinds of both keys if the kinds differ. Returns None if they do not
-    differ or are unknown.
+    """Returns the names of the kinds of both keys if they differ. Returns None if the kinds are
+    equal or unknown.
     """
     if isinstance(left, tuple) and isinstance(right, tuple):
         if len(left) != len(right):
@@ -119,7 +120,7 @@ def _difference(left: Any, right: Any) -> tuple[str, str] | None:
 
 
 TODAY_S = range(1_000_000_000, 2_500_000_000)
-"""Range of seconds since 1970 that are probably a present time: from 2001 to 2049."""
+"""Numbers of seconds since 1970 that are probably a present time: from 2001 to 2049."""
 YEAR_S = 31_556_952
 
 UNITS = (
@@ -127,13 +128,15 @@ UNITS = (
     ("microseconds", 1_000_000, "// 1000"),
     ("nanoseconds", 1_000_000_000, "// 1_000_000"),
 )
-"""Name of the unit, units per second, and the conversion to milliseconds as text."""
+"""Units of time: the name, the number of units per second, and the conversion to milliseconds as
+text.
+"""
 
 
 def warn_of_unit(timestamp: int) -> None:
-    """Logs a warning if `timestamp` probably has another unit than milliseconds.
+    """Logs a warning if `timestamp` is probably not in milliseconds.
 
-    `timestamp` is the first timestamp of the operator in whose scope this is called.
+    `timestamp` is the first timestamp of the operator in whose scope the function is called.
     """
     for unit, per_second, remedy in UNITS:
         if timestamp // per_second in TODAY_S:
@@ -152,9 +155,10 @@ def warn_of_unit(timestamp: int) -> None:
 
 
 def warn_of_nones(what: str, count: int) -> None:
-    """Logs a warning for a filter that has dropped all elements because its results are None.
+    """Logs a warning for a filter whose function has returned None for all `count` elements, so
+    that it drops them.
 
-    `what` names its operator and function.
+    `what` names the operator and the function.
     """
     logger.warning(
         "%s returned None for all %d elements so far, which drops them: return True for those to "
@@ -169,13 +173,14 @@ def _year(seconds: int) -> int:
 
 
 FORGOTTEN_MAX = 2
-"""Number of changed copies of a default after which a warning is logged."""
+"""Number of changed copies of a state's default after which a warning is logged."""
 
 
 class ForgottenDefault:
-    """The copies of a mutable default that were changed and not written back.
+    """Counts the copies of a state's mutable default that were changed and not written back.
 
-    `is_open` is False once the state was updated, or the warning logged.
+    `is_open` becomes False when the state is updated or the warning is logged; nothing more is
+    counted then.
     """
 
     __slots__ = ("_changed", "_name", "is_open")
@@ -186,7 +191,9 @@ class ForgottenDefault:
         self.is_open = True
 
     def compare(self, given: Any, default: Any) -> None:
-        """Compares the copy `given` with the `default` from which it was made."""
+        """Compares `given`, a copy of the state's default, with `default`. Logs a warning if copies
+        were changed too often.
+        """
         if not isinstance(given, list | dict | set | deque | bytearray):
             self.is_open = False  # Other types may compare at a cost, or not at all.
             return
@@ -209,15 +216,15 @@ class ForgottenDefault:
 
 
 Sides = Collection[tuple[int, "OutputTag[Any]"]]
-"""(index of the node in the chain, tag)."""
+"""Side outputs of a task, each as (index of the operator in the chain, tag)."""
 
 
 def tell_unread_sides(names: Sequence[str], read: Sides, sent: Sides) -> None:
     """Warns if a finished task may have sent records to the wrong side output.
 
-    That is likely if an operator sent records to a side output without a reader, and none to
-    another one that has a reader. `names` are the names of the operators of the chain, `read` the
-    side outputs with a reader, and `sent` the side outputs with records.
+    This is likely if an operator sent records to a side output without a reader, and none to a side
+    output that has a reader. `names` are the names of the operators of the chain, `read` the side
+    outputs with a reader, and `sent` the side outputs with records.
     """
     for index in dict.fromkeys(index for index, _ in read):
         empty = [tag.name for node, tag in read if node == index and (node, tag) not in sent]
@@ -236,11 +243,11 @@ def tell_unread_sides(names: Sequence[str], read: Sides, sent: Sides) -> None:
 
 
 LASTS_S = 30.0
-"""Minimum duration of a state that is logged."""
+"""Minimum duration in seconds of a state, such as a silent input, for which a warning is logged."""
 
 
 class InputSeen(NamedTuple):
-    """The event time of one channel, or of one split of a source."""
+    """The present event time of one channel, or of one split of a source."""
 
     name: str
     """Name of the sender, such as "input 'sensors'"."""
@@ -249,16 +256,20 @@ class InputSeen(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """An input whose watermark is behind that of others and does not move."""
+    """What is known of an input that is behind other inputs: its watermark, and since when it
+    stands still.
+
+    `since` is the time in seconds when the input was first seen with `watermark`.
+    """
 
     watermark: int
     latest: int
-    """The latest watermark of all inputs at that time."""
+    """The highest watermark of all inputs at the time `since`."""
     since: float
 
 
 class CallsSeen(NamedTuple):
-    """The concurrent calls of one operator."""
+    """The present state of the concurrent calls of one operator."""
 
     place: str
     in_flight: int
@@ -268,20 +279,24 @@ class CallsSeen(NamedTuple):
 
 
 class TaskAdvice:
-    """Remembers the former states of one task, and logs those that last too long."""
+    """Remembers the states of the inputs and calls of one task, and logs a warning if a bad state
+    lasts too long.
+    """
 
     def __init__(self, job: str, task: str, told: set[str]) -> None:
-        """`told` contains the warnings that tasks of the job have logged already."""
+        """`told` contains the subjects of warnings that tasks of the job have logged already."""
         self._job = job
         self._task = task
         self._told = told
         self._since: dict[str, float] = {}
-        """Start of each bottleneck of calls that may be logged."""
+        """Maps an operator whose calls are a bottleneck to the time when this began."""
         self._standing: dict[str, Standing] = {}
-        """The inputs that hold event time back."""
+        """The inputs that are behind others, by name."""
 
     def look(self, inputs: Iterable[InputSeen], calls: Iterable[CallsSeen], now: float) -> None:
-        """Notes the present state, and logs a warning if a state has lasted for 30 seconds."""
+        """Notes the present states of `inputs` and `calls` at time `now` (s). Logs a warning if a
+        bad state has lasted for 30 seconds.
+        """
         lasting, standing = self._since, self._standing
         self._since, self._standing = {}, {}
         inputs = list(inputs)

@@ -1,4 +1,6 @@
-"""Descriptors of one subtask: plain data that the JobMaster makes and a TaskExecutor runs."""
+"""Deployment descriptors of one subtask: plain data that the JobMaster makes, and from which a
+TaskExecutor runs the subtask.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ __all__ = [
 
 
 class ExecutionState(Enum):
-    """The state of one attempt, in Flink's spelling.
+    """The state of one attempt of a subtask, with Flink's names.
 
-    States with `is_terminal` are final, and an attempt reports one of them once.
+    The states for which `is_terminal` is True are final. An attempt reports one of them exactly
+    once.
     """
 
     CREATED = "CREATED"
@@ -50,7 +53,9 @@ class ExecutionState(Enum):
 
 
 class PartitionId(msgspec.Struct, frozen=True):
-    """The id of the output of one attempt for one edge. Its text form is used on the wire."""
+    """The id of a result partition: the output of one attempt for one edge. Its text form is sent
+    over the network.
+    """
 
     edge_id: int
     producer: ExecutionAttemptId
@@ -65,19 +70,21 @@ class PartitionId(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class InputChannelDescriptor:
-    """One channel of a gate: the producer's subpartition that the channel reads."""
+    """One channel of a gate: says which subpartition of which producer the channel reads."""
 
     partition: PartitionId
     subpartition_index: int
     location: str = ""
-    """Data address of the producer's worker, `HOST:PORT`; empty for the same process."""
+    """Data address of the producer's worker, `HOST:PORT`; empty if the producer runs in the same
+    process.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class InputGateDescriptor:
-    """All channels of one edge, which form one logical input.
+    """One input gate of a subtask: all channels of one edge.
 
-    `keyed` means that the batches carry keys. `may_be_overtaken` means that barriers may overtake
+    `keyed` tells whether the batches carry keys, `may_be_overtaken` whether barriers may overtake
     the data.
     """
 
@@ -92,7 +99,7 @@ class InputGateDescriptor:
 
 class ResultPartitionDescriptor(msgspec.Struct, frozen=True):
     """The output of a subtask for one edge: one subpartition for each consumer subtask that gets
-    its records.
+    records of it.
     """
 
     partition: PartitionId
@@ -102,7 +109,7 @@ class ResultPartitionDescriptor(msgspec.Struct, frozen=True):
     consumers: range
     """Indices of the consumer subtasks; subpartition i belongs to `consumers[i]`."""
     announces: bool = False
-    """Whether checkpoints are announced to the consumers, ahead of their barriers."""
+    """Whether checkpoints are announced to the consumers before the barriers are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +122,9 @@ class TaskDeploymentDescriptor:
     inputs: tuple[InputGateDescriptor, ...]
     outputs: tuple[ResultPartitionDescriptor, ...]
     splits: tuple[Split, ...] = field(default=())
-    """Splits that this subtask of a source vertex reads."""
+    """Splits that the subtask reads; empty if its vertex has no source."""
     restore: TaskRestore | None = None
-    """State to start from. None: all state starts empty."""
+    """The state from which the subtask starts; None means that all state starts empty."""
 
     @property
     def task_name(self) -> str:

@@ -1,15 +1,15 @@
 """The flow as vertices: operators that can share a task are chained, other edges are exchanges.
 
-Two neighbouring operators are chained under these conditions. The only edge between them is
-forward, with the same parallelism and slot sharing group, and no side output. The upstream operator
-has no other main consumer, the downstream operator has no other input, and neither forbids
-chaining. A chain is a line; an operator with two consumers is its tail. Validation happens here, so
-an invalid flow fails before anything runs.
+Two neighbouring operators are chained under these conditions. They have the same parallelism and
+slot sharing group. The edge between them is forward and reads no side output. The upstream operator
+has no other consumer of its main output, the downstream operator has no other input, and neither
+forbids chaining. A chain has no branches: an operator with two consumers is the end of its chain.
+Validation happens here, so an invalid flow fails before anything runs.
 
 A job graph can be rescaled without changing chains and exchanges. A task keeps all operators of its
-chain, so its state and its in-flight data are found again. An exchange whose strategy the planner
-chose by parallelism is forward between tasks of equal parallelism, otherwise a rebalance. Tasks
-that the user joined by `forward()` keep the same parallelism.
+chain, so that its state and its in-flight data can be restored. An exchange whose strategy the
+planner chose by parallelism is forward between tasks of equal parallelism, otherwise a rebalance.
+Tasks that the user joined by `forward()` keep the same parallelism.
 """
 
 from __future__ import annotations
@@ -82,13 +82,17 @@ class JobVertex:
     max_parallelism: int
     slot_sharing_group: str
     waits: bool = False
-    """Whether its source waits until an operator downstream has read its first input.
+    """Whether the source of the vertex waits until an operator downstream has read its first
+    input.
     """
     shares_name: bool = False
-    """Whether an earlier vertex has the same name. If so, the names of its metrics include its id.
+    """Whether an earlier vertex has the same name. If so, the metric names of this vertex include
+    its id.
     """
     awaits: bool = False
-    """Whether an operator waits for calls, and keeps its input in its state meanwhile."""
+    """Whether an operator of the chain waits for calls, and meanwhile can keep its input in its
+    state.
+    """
 
     @property
     def head(self) -> StreamNode:
@@ -121,7 +125,9 @@ class JobGraph:
     edges: tuple[JobEdge, ...]
 
     def inputs_of(self, vertex_id: int) -> list[JobEdge]:
-        """Returns the edges into a vertex, by input index; the edges of a union share one index."""
+        """Returns the edges into a vertex, sorted by input index. The edges of a union have the
+        same index.
+        """
         return sorted(
             (e for e in self.edges if e.target == vertex_id), key=lambda e: (e.input_index, e.id)
         )
@@ -159,7 +165,7 @@ class JobGraph:
 
     def awaits_behind(self, vertex_id: int) -> bool:
         """Returns whether this vertex, or one downstream of it, has an operator that waits for
-        calls.
+        calls (`JobVertex.awaits`).
         """
         return self.vertex(vertex_id).awaits or any(
             self.awaits_behind(edge.target) for edge in self.outputs_of(vertex_id)
@@ -176,7 +182,8 @@ def connected_subtasks(
 ) -> range:
     """Returns the indices of the consumer subtasks that receive records of subtask `producer`.
 
-    Pointwise strategies distribute the consumers as evenly as possible, without gaps.
+    `producers` and `consumers` are the numbers of subtasks. A pointwise strategy distributes the
+    consumers over the producers as evenly as possible.
     """
     if not strategy.pointwise:
         return range(consumers)
@@ -195,8 +202,8 @@ def build_job_graph(
 ) -> JobGraph:
     """Chains operators, validates the flow, and numbers the exchanges.
 
-    The operators in `apart` stay in the program's process and are not chained with others. Taps
-    observe the records at the places in `whole`, so these records keep all fields.
+    With `apart`, operators that must stay in the program's process are not chained with others.
+    Records at the places in `whole` keep all fields, because taps observe them.
     """
     _validate(graph)
     uids = graph.uids()
@@ -303,13 +310,15 @@ def _validate(graph: StreamGraph) -> None:
 
 
 def parallelism_max(vertex: JobVertex) -> int:
-    """Returns the largest parallelism that the task can have."""
+    """Returns the largest parallelism that `vertex` can have."""
     own = [node.parallelism_max for node in vertex.nodes if node.parallelism_max is not None]
     return min([vertex.max_parallelism, *own])
 
 
 def parallelism_of_flow(graph: JobGraph) -> int:
-    """Returns the parallelism of the operators for which the user has chosen none."""
+    """Returns the default parallelism of the flow: that of the operators without a parallelism of
+    their own.
+    """
     counts = [v.parallelism for v in graph.vertices if _is_of_flow(v)]
     return max(counts, default=1)
 
@@ -329,9 +338,8 @@ def rescaled(
 ) -> JobGraph:
     """Returns `graph` with `parallelism` in place of the flow's default parallelism.
 
-    Operators with a parallelism of their own keep it. `of_operators` gives single tasks another
-    parallelism, by the uid of any operator in the task. Raises GraphError for an impossible value
-    or an unknown uid.
+    Operators with a parallelism of their own keep it. `of_operators` maps the uid of an operator to
+    the parallelism of its task. Raises GraphError for an impossible value or an unknown uid.
     """
     wanted: dict[int, int] = {}
     if parallelism is not None:
@@ -359,7 +367,9 @@ def rescaled(
 
 
 def with_parallelism(graph: JobGraph, wanted: Mapping[int, int]) -> JobGraph:
-    """Returns `graph` with the parallelism in `wanted` for the vertices with these ids."""
+    """Returns a copy of `graph` with a new parallelism for some vertices. `wanted` maps vertex ids
+    to parallelisms.
+    """
     vertices = tuple(
         vertex
         if wanted.get(vertex.id, vertex.parallelism) == vertex.parallelism
@@ -372,13 +382,17 @@ def with_parallelism(graph: JobGraph, wanted: Mapping[int, int]) -> JobGraph:
 
 
 def same_parallelism(one: JobGraph, other: JobGraph) -> bool:
-    """Returns whether all tasks of two forms of a graph have the same parallelism."""
+    """Returns whether each vertex has the same parallelism in `one` and in `other`, two versions of
+    a graph.
+    """
     pairs = zip(one.vertices, other.vertices, strict=True)
     return all(a.parallelism == b.parallelism for a, b in pairs)
 
 
 def _fitted(edge: JobEdge, counts: Mapping[int, int]) -> JobEdge:
-    """Returns `edge` with a strategy that fits the parallelism of both ends."""
+    """Returns `edge` with a strategy that fits the parallelism of both ends, which `counts`
+    contains by vertex id.
+    """
     if not edge.partitioning.by_parallelism:
         return edge
     same = counts[edge.source] == counts[edge.target]
@@ -389,7 +403,9 @@ def _fitted(edge: JobEdge, counts: Mapping[int, int]) -> JobEdge:
 
 
 def _forward_groups(graph: JobGraph) -> list[list[JobVertex]]:
-    """Returns all vertices in groups: those that the user joined by `forward()` form one list."""
+    """Returns all vertices in groups. Vertices that the user connected by `forward()` are in one
+    group.
+    """
     group_of = {vertex.id: [vertex] for vertex in graph.vertices}
     for edge in graph.edges:
         if edge.partitioning.strategy is ShipStrategy.FORWARD and (

@@ -1,22 +1,21 @@
 """The optimisations of a flow's graph before it runs. They read the traits of operators.
 
-Projection sends only what the consumer of a keyed exchange reads: some fields, one value, or the
-key alone. The combiner aggregates each batch before it is sent to the subtasks of a window.
+`with_projection` sends only what the consumer of a keyed exchange reads: some fields, one value, or
+the key alone. `with_combiner` aggregates each batch before it is sent to the subtasks of a window.
 
 `with_columns` decides which sources produce batches of columns, and which columns are read and
 sent. Some sources always produce columns. Others, such as files of JSON lines, can produce columns
-or rows (one Python object per record). The user does not choose: it depends on how the flow uses
-the records. A source produces columns if they stay columns until an aggregate, a window or a sink
-uses them. A function on the way needs rows, and then the source makes rows at once. The remark of a
-source's node says why it produces rows.
+or rows (one Python object per record). Which of the two depends on how the flow uses the records,
+not on a choice of the user. A source produces columns if they stay columns until an aggregate, a
+window or a sink uses them. If a function on the way needs rows, the source produces rows from the
+start. The remark of a source's node says why it produces rows.
 
 `with_stand_ins` replaces the records of some sources by cheap objects with the same fields. Making
 a NamedTuple from a line of JSON costs several times what it takes to read the line. A stand-in is
 possible if the records go straight into a keyed exchange that sends only keys, or one field
 (`with_projection`). The functions that compute the times, the keys and that field must have known
-bodies (`operators.inlining`). Then no user code sees the stand-in. Stand-ins are only used with
-worker processes: subscriptions and in-flight data there encode the record itself. Within one
-process a subscriber would see the stand-in.
+bodies (`operators.inlining`). Then no user code sees the stand-in. Stand-ins are used only with
+worker processes, because within one process a subscriber would see the stand-in.
 
 A parameter `whole` lists the places (outputs of operators) whose records are observed by taps, so
 that they must keep all fields.
@@ -66,10 +65,10 @@ def with_projection(
     partitioning: Partitioning,
     whole: Collection[TapPlace] = (),
 ) -> Partitioning:
-    """Returns `partitioning`, extended by the parts of a record that its consumer `node` reads.
+    """Returns `partitioning` with information on which parts of a record its consumer `node` reads.
 
-    Only these parts are sent then. Returns `partitioning` unchanged if the consumer may emit other
-    parts of the record.
+    Only these parts are sent then. Records are sent as a whole if the consumer may emit them, or if
+    taps observe them at places in `whole`.
     """
     if partitioning.strategy is not ShipStrategy.HASH:
         return partitioning
@@ -87,8 +86,8 @@ def fields_read(
 ) -> tuple[str | int, ...] | None:
     """Returns the fields of a record that the operator of `node` itself reads.
 
-    Returns None if it reads all fields, or emits whole records, like a window whose late elements
-    are read.
+    Returns None if the operator reads all fields, or emits whole records, as a window does whose
+    late elements are read.
     """
     return None if emits_late_elements(graph, node, whole) else node.traits.reads
 
@@ -96,10 +95,11 @@ def fields_read(
 def taken_by(
     graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]
 ) -> tuple[Callable[[Any], Any], ...] | None:
-    """Returns the function for the only part of a record that an aggregate or a window reads.
+    """Returns `OperatorTraits.taken` of `node`: the function through which an aggregate or a window
+    reads a record.
 
-    Returns None if whole records are sent, for example to a single subtask, or if late elements are
-    read.
+    Returns None if records must be sent as a whole, for example to a single subtask, or because
+    late elements are read.
     """
     if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):
         return None
@@ -107,7 +107,9 @@ def taken_by(
 
 
 def emits_late_elements(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> bool:
-    """Returns whether the late elements of a window are read."""
+    """Returns whether the side output of `node` is read: by a consumer in the flow, or by a tap in
+    `whole`.
+    """
     if any(out.side is not None for out in graph.outputs_of(node.id)):
         return True
     return any(not isinstance(place, int) and place[0] == node.id for place in whole)
@@ -119,8 +121,8 @@ def with_combiner(
     partitioning: Partitioning,
     whole: Collection[TapPlace] = (),
 ) -> Partitioning:
-    """Returns `partitioning`, extended by the aggregate that reduces each batch before it is sent
-    to the consumer `node`.
+    """Returns `partitioning` with the aggregate that reduces each batch before it is sent to the
+    consumer `node`, if there is one.
     """
     if partitioning.strategy is not ShipStrategy.HASH:
         return partitioning
@@ -141,8 +143,8 @@ def _combiner_of(
 
 
 def is_taken_apart(graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()) -> bool:
-    """Whether late elements at `place` are incomplete, because only a part of each record was
-    sent.
+    """Returns whether late elements at `place` are incomplete, because only a part of each record
+    is sent.
     """
     if isinstance(place, int):
         return False
@@ -160,7 +162,7 @@ NOT_USED = "nothing puts columns to use: an aggregate, a window or a sink of par
 def with_columns(
     graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace] = ()
 ) -> StreamNode:
-    """Returns a source node whose source produces columns, if that is possible and useful.
+    """Returns `node` with a source that produces columns, if that is possible and useful.
 
     Otherwise returns `node` with the reason in its remark.
     """
@@ -182,7 +184,7 @@ def with_columns(
 
 
 def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
-    """Returns the source node, without unread columns if its source can leave them out."""
+    """Returns the source node `node` with a source that leaves out unread columns, if possible."""
     assert node.source is not None
     read = _read_behind(graph, node, whole)
     if not read or not all(isinstance(name, str) for name in read):
@@ -193,10 +195,12 @@ def _narrowed(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace])
 def fields_seen(
     graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()
 ) -> list[str] | None:
-    """Returns the fields that an observer of `place` sees, None if it sees all.
+    """Returns the names of the fields that an observer of the records at `place` sees; None means
+    all fields.
 
-    The observer sees fewer fields if fields that are not read were left out. `whole` must be the
-    same as when the graph was built. Late elements of a window have the fields of its input.
+    The observer sees fewer fields if the source leaves out fields that no operator reads. `whole`
+    must be the same as when the graph was built. Late elements of a window have the fields of its
+    input.
     """
     for node_id in sorted(graph.upstream_of([place if isinstance(place, int) else place[0]])):
         # With all of its fields.
@@ -213,7 +217,9 @@ def fields_seen(
 def _read_behind(
     graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]
 ) -> set[str | int] | None:
-    """Returns the fields that later steps, and the event time of `node`, read; None for all."""
+    """Returns the fields of the records of `node` that its event time and all later steps read;
+    None means all fields.
+    """
     if node.id in whole:
         return None
     times = node.watermarks.timestamp if node.watermarks is not None else None
@@ -231,7 +237,9 @@ def _read_behind(
 def _read_by(
     graph: StreamGraph, edge: StreamEdge, whole: Collection[TapPlace]
 ) -> set[str | int] | None:
-    """Returns the fields that the consumer at `edge` reads; None for all."""
+    """Returns the fields that the consumer at `edge` and the steps after it read; None means all
+    fields.
+    """
     if _why_exchanged_as_rows(edge.partitioning) is not None:
         return None
     node = graph.nodes[edge.target]
@@ -263,9 +271,9 @@ def _obstacle_on(graph: StreamGraph, edge: StreamEdge) -> str | None:
 
 
 def _why_exchanged_as_rows(partitioning: Partitioning | None) -> str | None:
-    """Returns the reason why an exchange sends rows, None if it can send columns.
+    """Returns the reason why an exchange sends rows, or None if it can send columns.
 
-    It sends rows if it distributes records one by one, or by a function.
+    An exchange sends rows if it distributes records one by one, or by a function.
     """
     if partitioning is None:
         return None
@@ -283,8 +291,8 @@ _BY_TIME = (WatermarkKind.BOUNDED, WatermarkKind.NONE, WatermarkKind.INGESTION)
 
 
 def with_stand_ins(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> StreamNode:
-    """Returns a source node that emits simpler objects if only fields of its records are read,
-    otherwise `node` itself.
+    """Returns `node` with a source that emits stand-ins, if only fields of its records are read.
+    Otherwise returns `node` itself.
 
     `whole` are the places whose records are observed by taps.
     """
@@ -315,8 +323,8 @@ def _read_by_times(strategy: WatermarkStrategy[Any] | None, fields: Collection[s
 def _gets_only(
     graph: StreamGraph, edge: StreamEdge, fields: Collection[str], whole: Collection[TapPlace]
 ) -> bool:
-    """Returns whether the consumer at `edge` gets only keys, and at most one field of the
-    records.
+    """Returns whether the exchange at `edge` sends only keys, and at most one of `fields` per
+    record.
     """
     if edge.partitioning is None or edge.partitioning.strategy is not ShipStrategy.HASH:
         return False
@@ -331,7 +339,7 @@ def _gets_only(
 
 
 def _reads_fields(function: Any, fields: Collection[str]) -> bool:
-    """Whether `function` reads nothing but `fields` of its argument."""
+    """Returns whether `function` is known to read nothing but `fields` of its argument."""
     body = None if is_expression(function) else body_of(function)
     if body is None or len(body.pieces) < 2:
         return False

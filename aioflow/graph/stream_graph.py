@@ -1,7 +1,7 @@
 """The flow as data: one node for each operator, one edge for each stream between two of them.
 
-The API builds it, and a run never changes it: it binds no loop and opens nothing. Node ids count
-from 0 in the order of building.
+The API builds the graph, and a run never changes it. The graph is pure data: it holds no event loop
+and no open files. Node ids count from 0, in the order in which nodes are built.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEFAULT_SLOT_SHARING_GROUP = "default"
 class ShipStrategy(Enum):
     """The way in which an exchange distributes records over the consumer's subtasks.
 
-    The value is the name in graphs and REST.
+    The value is the name of the strategy in displayed graphs and in the REST API.
     """
 
     FORWARD = "FORWARD"
@@ -45,16 +45,17 @@ class ShipStrategy(Enum):
 
     @property
     def pointwise(self) -> bool:
-        """Whether a producer subtask reaches only some consumer subtasks."""
+        """Whether each producer subtask sends only to some consumer subtasks."""
         return self in (ShipStrategy.FORWARD, ShipStrategy.RESCALE)
 
     @property
     def may_be_overtaken(self) -> bool:
         """Whether barriers may overtake records of the exchange.
 
-        Overtaken records are distributed again when the parallelism changes. This is impossible if
-        it matters which subtask gets a record, and if only user code or the connections of the job
-        determine it.
+        Checkpoints then contain the overtaken records. A restore with another parallelism must
+        distribute these records again, which is possible only if the strategy alone decides where a
+        record goes. It is impossible if the producer's subtask or user code decides, or if every
+        subtask gets a copy.
         """
         return self in (
             ShipStrategy.REBALANCE,
@@ -65,7 +66,7 @@ class ShipStrategy(Enum):
 
 
 class Chaining(Enum):
-    """Whether an operator may share a task with the one before it."""
+    """Whether an operator may be chained: share a task with the operator before it or after it."""
 
     ALWAYS = "always"
     HEAD = "head"
@@ -74,7 +75,7 @@ class Chaining(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """A ship strategy with its function.
+    """A ship strategy and its function.
 
     For HASH the function computes the key of a record. For CUSTOM it chooses a subtask from the
     value and the number of subtasks.
@@ -83,16 +84,21 @@ class Partitioning:
     strategy: ShipStrategy
     function: Any = None
     fields: tuple[str | int, ...] | None = None
-    """Fields of columnar records that the consumer reads; others are not sent. None: all."""
+    """Fields of columnar records that the consumer reads; other fields are not sent. None means all
+    fields.
+    """
     keys_alone: bool = False
-    """Whether the consumer reads only the key of a record, which can be sent instead."""
+    """Whether the consumer reads only the key of a record. Then the key can be sent instead of the
+    record.
+    """
     taken: tuple[Any, ...] | None = None
-    """The one function that gives everything the consumer reads of a record; empty if it counts.
+    """The one function through which the consumer reads a record, as a tuple of one item.
 
-    Its result can be sent instead of the record, in batches marked `taken`. None: it reads more.
+    Its result can be sent instead of the record, in batches marked `taken`. The tuple is empty if
+    the consumer only counts records. None means that the consumer reads more.
     """
     local: LocalAggregate | None = None
-    """Aggregate that shrinks a batch with few keys before it is sent. None: no such aggregate."""
+    """Aggregate that reduces a batch with few keys before it is sent; None if there is none."""
     written: str = "key_by"
     """Name of the method to which the user passed the key function, for error messages."""
     by_parallelism: bool = field(default=False, compare=False)
@@ -104,9 +110,10 @@ class Partitioning:
 @dataclass(frozen=True, slots=True)
 class StreamEdge:
     """A stream from node `source` to input `input_index` of node `target`. `side` is the name of
-    the side output that it reads, if any.
+    the side output of `source` that the stream reads; None means the main output.
 
-    `partitioning` None means forward if both nodes have the same parallelism, otherwise rebalance.
+    If `partitioning` is None, the strategy is forward if both nodes have the same parallelism,
+    otherwise rebalance.
     """
 
     source: int
@@ -120,33 +127,40 @@ class StreamEdge:
 class StreamNode:
     """A node of the graph: one operator, or a source.
 
-    `factory` makes a new operator for each subtask. A source node has `source` and no factory.
+    `factory` makes a new operator for each subtask. A source node has a `source` instead of a
+    factory.
     """
 
     id: int
     kind: str
-    """map, filter, window, sink, ...: shown in the graph, and part of derived uids."""
+    """Kind of the operator: map, filter, window, sink, ... It is shown in the graph, and is part of
+    derived uids.
+    """
     name: str
     uid: str | None = None
-    """The user's uid, None if `StreamGraph.uids` derives one."""
+    """The uid that the user has set; None if `StreamGraph.uids` derives the uid."""
     factory: Callable[[], Operator] | None = None
     traits: OperatorTraits = BY_RECORD
-    """What the operator states about itself for the planner."""
+    """The properties of the operator that the planner needs."""
     part_files: tuple[str, str] | None = None
-    """Directory and suffix of the part files that a sink writes."""
+    """Directory and suffix of the part files that a sink writes; None if it writes none."""
     source: BaseSource[Any] | None = None
     watermarks: WatermarkStrategy[Any] | None = None
-    """The strategy of a source node, applied to each split separately."""
+    """The watermark strategy of a source node, which is applied to each split separately; None if
+    it has none.
+    """
     read_first: int | None = None
-    """Input that is read first: the sources of all other inputs begin when it has ended or is idle.
-    None: no input is read first.
+    """Index of the input that is read first: the sources of all other inputs begin when this input
+    has ended or is idle. None means that no input is read first.
     """
     parallelism: int | None = None
-    """Number of subtasks. None: the parallelism of the flow."""
+    """Number of subtasks; None means the default parallelism of the flow."""
     parallelism_max: int | None = None
-    """Maximum parallelism that the operator itself allows: 1 if its work cannot be divided."""
+    """Maximum parallelism that the operator itself allows, for example 1 if its work cannot be
+    divided. None means no limit.
+    """
     keyed: bool = False
-    """Whether its input comes straight from `key_by`, so that it has keyed state."""
+    """Whether the input comes directly from `key_by`, so that the operator has keyed state."""
     event_time: bool = False
     """Whether a watermark strategy is set upstream or by the node itself."""
     stateful: bool = False
@@ -154,15 +168,18 @@ class StreamNode:
     stays_here: bool = False
     """Whether the operator must run in the process of the program that runs the flow.
 
-    Such an operator holds a list of results, an input of the program, or a function as sink.
+    Such an operator uses an object of the program: a list of results, an input, or a function as
+    sink.
     """
     chaining: Chaining = Chaining.ALWAYS
     slot_sharing_group: str = DEFAULT_SLOT_SHARING_GROUP
     remark: str = ""
-    """Reason why the operator runs as it does (on rows, by slices, per window), for `explain()`."""
+    """The reason why the operator runs on rows, by slices, or per window, as `explain()` shows
+    it.
+    """
     side_tags: tuple[OutputTag[Any], ...] | None = None
-    """Tags of the node's possible side outputs. None: unknown, its function chooses tags while it
-    runs.
+    """Tags of the possible side outputs of the node. None means unknown, because the function
+    chooses tags while it runs.
     """
 
 
@@ -187,7 +204,7 @@ class StreamGraph:
         return max(self.nodes, default=-1) + 1
 
     def inputs_of(self, node_id: int) -> list[StreamEdge]:
-        """Returns the edges into a node, by input index."""
+        """Returns the edges into a node, sorted by input index."""
         return sorted(
             (edge for edge in self.edges if edge.target == node_id),
             key=lambda edge: edge.input_index,
@@ -201,7 +218,7 @@ class StreamGraph:
         return wanted if node.parallelism_max is None else min(wanted, node.parallelism_max)
 
     def upstream_of(self, node_ids: Iterable[int]) -> set[int]:
-        """Returns the nodes and all nodes that they depend on."""
+        """Returns the ids of `node_ids` and of all nodes upstream of them."""
         needed: set[int] = set()
         open_ids = list(node_ids)
         while open_ids:
@@ -212,9 +229,9 @@ class StreamGraph:
         return needed
 
     def restricted_to(self, node_ids: set[int]) -> StreamGraph:
-        """Returns the subgraph of these nodes, with their ids.
+        """Returns the subgraph of the nodes with these ids. The nodes keep their ids.
 
-        The nodes keep their uids, so that state is found under the same names.
+        They also keep their uids, so that their state is found under the same names.
         """
         uids = self.uids()
         return StreamGraph(
@@ -232,7 +249,8 @@ class StreamGraph:
         )
 
     def topological(self) -> list[int]:
-        """Returns the node ids, producers first, otherwise in the order of building.
+        """Returns the node ids, each producer before its consumers, otherwise in the order in which
+        nodes were built.
 
         Raises GraphError for a cycle.
         """
@@ -260,7 +278,8 @@ class StreamGraph:
         return ordered
 
     def uids(self) -> dict[int, str]:
-        """Returns the uid of each node: the user's, or derived from its kind and its inputs.
+        """Returns the uid of each node: the one that the user has set, or one that is derived from
+        the kind and the inputs of the node.
 
         A derived uid does not change when a sink, a collect or a subscription is added, nor when
         unrelated nodes move. Nodes with the same derived uid are numbered in order.

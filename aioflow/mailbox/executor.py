@@ -1,11 +1,11 @@
-"""Puts mail into a mailbox: through an executor with one operator's priority, or from other
+"""Puts mail into a mailbox: through an executor with the priority of one operator, or from other
 threads.
 
-With a `MailboxExecutor` an operator runs code later in its task. It can also wait for a mail inside
-its own action, while this mail still runs (`yield_`). The design follows Flink's
-MailboxExecutor.
+With a `MailboxExecutor` an operator runs code later in its task. Inside its own action it can also
+wait for another mail and run it (`yield_`). The design follows Flink's MailboxExecutor.
 
-Invariant: an action runs in the owner task of the mailbox, or not at all; its future shows which.
+Invariant: an action runs in the owner task of the mailbox, or not at all; its future shows which of
+the two happened.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ T = TypeVar("T")
 
 
 class MailboxError(AioflowError):
-    """A mail that was run inside a yield failed; the failure is chained as `__cause__`."""
+    """Error of `yield_`: a mail that it ran has failed. The error of the mail is the
+    `__cause__`.
+    """
 
 
 class MailRunner(Protocol):
-    """The interface that an executor uses of the processor."""
+    """The methods of the mailbox processor that an executor uses."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None: ...
@@ -67,8 +69,10 @@ class MailboxExecutor:
         """Runs `fn` later in the owner task; `description % args` names it in log and error
         messages.
 
-        An error of `fn` fails the loop. Call it on the loop's thread only. Raises MailboxClosed
-        unless the mailbox is OPEN.
+        An error of `fn` fails the mailbox loop. Must be called on the thread of the event loop.
+        Raises MailboxClosed unless the mailbox is OPEN.
+
+        `urgent` mail overtakes normal mail. `deferrable` mail does not run inside a `yield_`.
         """
         lane = Lane.URGENT if urgent else Lane.NORMAL
         self._mailbox.put(
@@ -83,11 +87,11 @@ class MailboxExecutor:
         urgent: bool = False,
         deferrable: bool = False,
     ) -> asyncio.Future[T]:
-        """Does the same as `execute`, but the result or error goes into the returned future, and
-        the loop does not fail.
+        """Does the same as `execute`, but passes the result or the error of `fn` to the returned
+        future. An error does not fail the loop.
 
-        If close drops the mail, the future is cancelled. If the future is cancelled before the mail
-        runs, `fn` does not run.
+        If closing the mailbox drops the mail, the future is cancelled. If the future is cancelled
+        before the mail runs, `fn` does not run.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._mailbox.put(
@@ -113,9 +117,10 @@ class MailboxExecutor:
     ) -> concurrent.futures.Future[None]:
         """Does the same as `execute`, from any thread. The future completes when `fn` has run.
 
-        An error of `fn` fails the future and the loop. The future fails with MailboxClosed if the
-        mailbox was closed before the mail arrived. It is cancelled if `close` drops the mail.
-        Raises MailboxClosed at once if the loop or the mailbox is known to be closed already.
+        An error of `fn` fails both the future and the mailbox loop. The future fails with
+        MailboxClosed if the mailbox was closed before the mail arrived. The future is cancelled if
+        closing the mailbox drops the mail. Raises MailboxClosed at once if the loop or the mailbox
+        is known to be closed already.
         """
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         mail = Mail(
@@ -138,9 +143,10 @@ class MailboxExecutor:
     async def yield_(self) -> None:
         """Waits for one mail of at least this priority, and runs it.
 
-        This is for an operator that must wait inside its own action. Only the owner may call it.
-        Raises MailboxError for an error of the mail, and MailboxClosed. This method runs no control
-        mail. An error that is reported to the task meanwhile interrupts the call, like any await.
+        For an operator that must wait inside its own action; only the owner of the mailbox may call
+        it. Runs no control mail. Raises MailboxError if the mail fails, and MailboxClosed if no
+        mail can arrive any more. Like any await, the call is interrupted by an error that is
+        reported to the task meanwhile.
         """
         mail = await self._runner.run_awaitable(
             self._mailbox.take(self.priority, include_control=False)
@@ -168,7 +174,8 @@ def put_threadsafe(
     mail: Mail,
     refused: Callable[[MailboxClosed], object] | None = None,
 ) -> None:
-    """Puts `mail` from any thread, through the owner's loop; the wake-up is never lost.
+    """Puts `mail` into `mailbox` from any thread, through `loop`, the event loop of the mailbox's
+    owner.
 
     `refused` is called on the loop if the mailbox is closed when the mail arrives. Raises
     MailboxClosed if the mailbox is known to be closed, or the loop is closed or has never run.
@@ -200,7 +207,7 @@ def put_threadsafe(
 
 
 def on_loop(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether the caller runs on `loop`'s thread, inside the loop."""
+    """Returns whether the caller runs on the thread of `loop`, inside a callback or task of it."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:  # No loop runs in this thread.
@@ -248,7 +255,9 @@ async def _await_into(future: asyncio.Future[T], awaitable: Awaitable[T]) -> Non
 
 
 def _run_and_tell(done: concurrent.futures.Future[None], fn: Callable[[], object]) -> object:
-    """Runs `fn` for `execute_threadsafe`: an error fails both the thread's future and the loop."""
+    """Runs `fn` for `execute_threadsafe`, and completes `done`. An error fails both `done` and the
+    loop.
+    """
     if not done.set_running_or_notify_cancel():
         return None
     try:

@@ -4,21 +4,21 @@ Everything that touches the state of a task is a `Mail` in its `TaskMailbox`. On
 asyncio task that runs the mailbox loop, takes mail out. That is why a task needs no lock. The
 design follows Flink's TaskMailbox, but uses one heap:
 
-* *Order* is the heap's: entries are `(lane, seq, mail)`, so control mail goes first, urgent mail
-  next, and within a lane the oldest. `seq` is unique, so tuples compare in C and a Mail is never
-  compared.
+* *Order* is the order of the heap. Entries are `(lane, seq, mail)`, so control mail comes first,
+  then urgent mail, then normal mail, and within a lane the oldest mail first. `seq` is unique, so
+  only tuples of numbers are compared, never a Mail.
 * *A batch is a number*, not a second queue: `create_batch` remembers the next `seq`, and normal
-  mail at or above it waits for the next batch. So leftovers of a batch belong to the next one, and
-  urgent mail overtakes, without further code.
+  mail with this number or a higher one waits for the next batch. So the rest of a batch belongs to
+  the next batch, and urgent mail overtakes normal mail, without further code.
 * *Priority is a filter*, not an order: operator i of a chain writes mail of priority i, and
-  `take(i)` sees only mail of i and above. So an operator that waits inside its own action never
-  re-enters the operators before it.
+  `take(i)` sees only mail of priority i and above. So an operator that waits inside its own action
+  never re-enters the operators before it.
 * *Waiting* is one future, which `put` completes.
 
-Invariant: a mail is handed out exactly once, by `take`, `try_take`, `try_take_from_batch`, `drain`
+Invariant: each mail is returned exactly once, by `take`, `try_take`, `try_take_from_batch`, `drain`
 or `close`.
 
-Writers must be on the owner's loop. The only door for other threads is `put_threadsafe` in
+Writers must run on the owner's event loop. Other threads can write only through `put_threadsafe` in
 `executor.py`.
 """
 
@@ -53,14 +53,15 @@ MAX_PRIORITY = 2**31 - 1
 
 
 class Lane(enum.IntEnum):
-    """The lane of a mail, which decides its order: lower lanes come first. Within a lane mail keeps
-    the order of arrival.
+    """The lane of a mail. Mail of a lower lane comes first; within a lane, mail keeps the order of
+    arrival.
     """
 
     CONTROL = 0
-    """Mail of the processor itself: stop, resume, report.
+    """Mail of the mailbox processor itself, for example to stop or resume it, or to report an
+    error.
 
-    It touches no operator, so it runs even while user code awaits.
+    Control mail touches no operator, so it runs even while user code awaits.
     """
     URGENT = 1
     """Mail that overtakes all normal mail, even in the current batch: unaligned checkpoints,
@@ -71,7 +72,9 @@ class Lane(enum.IntEnum):
 
 _CONTROL = Lane.CONTROL.value
 _NORMAL = Lane.NORMAL.value
-"""Plain integers: looking up an enum member costs as much as the rest of a comparison."""
+"""The values of the lanes as plain integers, because looking up an enum member would double the
+cost of a comparison.
+"""
 
 
 class MailboxState(enum.Enum):
@@ -80,12 +83,12 @@ class MailboxState(enum.Enum):
     QUIESCED = "quiesced"
     """Mail can only be taken."""
     CLOSED = "closed"
-    """Mail can neither be put nor taken. `close` has returned the mail that was left."""
+    """Mail can neither be put nor taken. `close` has returned the remaining mail."""
 
 
 class Cancellable(Protocol):
-    """The interface of a mail's future, of asyncio or of threads. It is cancelled if the mail is
-    dropped.
+    """The interface of a mail's future, which may be of asyncio or of `concurrent.futures`. The
+    future is cancelled if the mail is dropped.
     """
 
     def cancel(self) -> bool: ...
@@ -95,8 +98,8 @@ class Mail:
     """An action for the mailbox, with its priority, its lane and a lazily formatted description.
 
     `action` takes no arguments. If it returns an awaitable, the loop awaits it before the next
-    mail. `deferrable` mail counts as `MIN_PRIORITY` in a yield, so it waits for the main loop.
-    `future`, if given, completes when the mail has run; `try_cancel` cancels it.
+    mail. `deferrable` mail counts as `MIN_PRIORITY` in a `yield_`, so it waits for the main loop.
+    `future`, if given, completes when the mail has run; `try_cancel` cancels the future.
     """
 
     __slots__ = ("action", "args", "deferrable", "future", "lane", "priority", "template")
@@ -121,7 +124,7 @@ class Mail:
 
     @property
     def description(self) -> str:
-        """The given text, %-formatted with its arguments.
+        """The description of the mail, formatted with its arguments by %.
 
         Never raises, because the description is needed most after errors.
         """
@@ -134,7 +137,9 @@ class Mail:
 
     @property
     def visible_priority(self) -> int:
-        """The priority that `take` compares with."""
+        """The priority that `take` sees: MIN_PRIORITY for deferrable mail, otherwise the mail's
+        own.
+        """
         return MIN_PRIORITY if self.deferrable else self.priority
 
     def run(self) -> object:
@@ -142,9 +147,10 @@ class Mail:
         return self.action()
 
     def try_cancel(self) -> bool:
-        """Cancels the future of this mail. Returns False if there is none or it is done.
+        """Cancels the future of this mail. Returns False if the mail has no future, or the future
+        is done.
 
-        A plain action is not affected.
+        Does not affect the action of a mail without a future.
         """
         return self.future is not None and self.future.cancel()
 
@@ -161,10 +167,10 @@ class MailQueue(
     """
 
     entries: list[tuple[int, int, Mail]]
-    """The heap itself, always the same list, which is empty when there is no mail. Read-only."""
+    """The heap of entries, always the same list, which is empty if there is no mail. Read-only."""
 
     next_seq: int
-    """Sequence number of the next mail, which is the number of mails ever put."""
+    """Sequence number of the next mail, which equals the number of mails that were ever put."""
 
     def _init(self, maxsize: int) -> None:
         super()._init(maxsize)
@@ -184,11 +190,11 @@ class MailQueue(
         return mail
 
     def pop_visible(self, priority: int, include_control: bool) -> Mail | None:
-        """Removes and returns the first mail whose priority is at least `priority`. Returns None if
-        there is none.
+        """Removes and returns the first mail whose `visible_priority` is at least `priority`.
+        Returns None if there is none.
 
-        The cost is O(n) if this mail is not the first of the queue, which only happens inside
-        `yield_`.
+        `include_control` tells whether control mail counts. The cost is O(n) if the mail is not the
+        first of the queue, which happens only inside `yield_`.
         """
         entries = self.entries
         if not entries:
@@ -212,7 +218,7 @@ class MailQueue(
         return mail
 
     def pop_all(self) -> list[Mail]:
-        """Removes all mail, and returns it in the order of taking."""
+        """Removes all mail, and returns it in the order in which it would have been taken."""
         mails = [entry[2] for entry in sorted(self.entries)]
         self.entries.clear()
         return mails
@@ -221,7 +227,7 @@ class MailQueue(
 class TaskMailbox:
     """The mailbox of one task.
 
-    Only the owner may read, `quiesce` and `close`; before `bind_owner`, any code may.
+    Only the owner may take mail, and call `quiesce` and `close`. Before `bind_owner`, any code may.
     """
 
     __slots__ = (
@@ -241,11 +247,14 @@ class TaskMailbox:
         self._arrived: asyncio.Future[None] | None = None
         self._batch_end = 0
         self.entries = self._queue.entries
-        """The heap, read-only, so that the hot loop checks for mail with one truth test."""
+        """The heap of the queue, so that the hot loop checks for mail with one truth test.
+        Read-only.
+        """
         self.control_listener: Callable[[], None] | None = None
-        """Called after a control mail was put while the owner awaits user code.
+        """Callback that is called whenever a control mail was put, while the owner awaits user
+        code; otherwise None.
 
-        It must not run the mail itself.
+        The callback must not run the mail itself.
         """
 
     # Writing.
@@ -270,15 +279,16 @@ class TaskMailbox:
     # Reading, by the owner.
 
     def create_batch(self) -> bool:
-        """Starts a batch of all present mail, leftovers included; returns False if there is
-        none.
+        """Starts a batch of all present mail, including the rest of the last batch. Returns False
+        if there is no mail.
         """
         self.check_owner("create_batch")
         self._batch_end = self._queue.next_seq
         return bool(self.entries)
 
     def try_take_from_batch(self) -> Mail | None:
-        """Takes the next mail of the batch, or urgent or control mail of any age.
+        """Takes the next mail of the batch. Urgent and control mail is taken first, even if it is
+        newer than the batch.
 
         Returns None when the batch is used up.
         """
@@ -297,9 +307,10 @@ class TaskMailbox:
         *,
         include_control: bool = True,
     ) -> Mail | None:
-        """Takes the first mail with at least `priority`. Returns None if there is none.
+        """Takes the first mail with priority `priority` or above. Returns None if there is none.
 
-        Without `include_control` control mail stays. Raises MailboxClosed when CLOSED.
+        Without `include_control`, leaves control mail in the queue. Raises MailboxClosed when
+        CLOSED.
         """
         self.check_owner("try_take")
         if self._state is MailboxState.CLOSED:
@@ -307,10 +318,11 @@ class TaskMailbox:
         return self._queue.pop_visible(priority, include_control)
 
     async def take(self, priority: int = MIN_PRIORITY, *, include_control: bool = True) -> Mail:
-        """Takes the first mail with at least `priority`, waiting for one.
+        """Waits for a mail with priority `priority` or above, and takes it. Without
+        `include_control`, leaves control mail in the queue.
 
-        Raises MailboxClosed when CLOSED, and when QUIESCED without such mail, because no mail can
-        arrive then.
+        Raises MailboxClosed if the mailbox is CLOSED, or if it is QUIESCED and has no such mail,
+        because no mail can arrive then.
         """
         while (mail := self.try_take(priority, include_control=include_control)) is None:
             if self._state is not MailboxState.OPEN:
@@ -335,20 +347,22 @@ class TaskMailbox:
         return self._queue.take_head() if self.has_control_mail else None
 
     def drain(self) -> list[Mail]:
-        """Takes all mail, in order, without running it."""
+        """Removes and returns all mail, in order, without running it."""
         self.check_owner("drain")
         return self._queue.pop_all()
 
     # Life cycle, by the owner.
 
     def quiesce(self) -> None:
-        """Refuses further mail; present mail can still be taken. No effect unless OPEN."""
+        """Refuses further mail. Mail that is queued can still be taken. Has no effect unless
+        OPEN.
+        """
         self.check_owner("quiesce")
         if self._state is MailboxState.OPEN:
             self._state = MailboxState.QUIESCED
 
     def close(self) -> list[Mail]:
-        """Refuses all mail from now on and returns the mail that will not run.
+        """Closes the mailbox. Refuses all mail from now on, and returns the mail that will not run.
 
         Idempotent: a second call returns an empty list.
         """
@@ -375,9 +389,9 @@ class TaskMailbox:
         self._owner = task
 
     def is_owner(self) -> bool:
-        """Whether the caller runs in the owner, or there is no owner (any more).
+        """Whether the caller runs in the owner, or the mailbox has no owner (any more).
 
-        False from other threads.
+        False if the caller runs in another thread.
         """
         owner = self._owner
         if owner is None:
@@ -388,9 +402,9 @@ class TaskMailbox:
             return False
 
     def check_owner(self, operation: str) -> None:
-        """Raises RuntimeError unless the caller is the owner.
+        """Raises RuntimeError, which names `operation`, unless the caller is the owner.
 
-        A second reader would run two actions at a time.
+        With a second reader, two actions could run at the same time.
         """
         if not self.is_owner():
             assert self._owner is not None
@@ -416,7 +430,7 @@ class TaskMailbox:
 
     @property
     def taken(self) -> int:
-        """Number of mails ever taken."""
+        """Number of mails that were ever taken."""
         return self._queue.next_seq - len(self.entries)
 
     @property

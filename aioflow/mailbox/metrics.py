@@ -1,12 +1,12 @@
 """Metrics of a mailbox loop: time parked, mail rate, and mail latency.
 
-Time is counted only while the task is parked: it awaits mail with its default action suspended. It
-is counted under the *reason* of the suspension ("input", "output", ...). So idle and soft
-back-pressured time are exact, and busy time is the rest. A probe mail measures latency about once a
-second. Its age counts from the time at which it was due to be written, so that it includes the time
-for which the loop was blocked then.
+A task is parked while it awaits mail with its default action suspended. Only this time is counted,
+under the *reason* of the suspension ("input", "output", ...). So idle and soft back-pressured time
+are exact, and busy time is the rest. A probe mail measures latency about once a second. Its age
+counts from the time at which it should have been written. So if the loop was blocked then, the
+latency includes that time.
 
-All times come from the clock of the processor, in seconds.
+All times are in seconds, by the clock of the mailbox processor.
 """
 
 from __future__ import annotations
@@ -23,17 +23,23 @@ __all__ = ["SLOW_REMEDY", "LatencyProbe", "MailboxMetrics", "SlowActions"]
 logger = logging.getLogger(__name__)
 
 RATE_WINDOW_S = 1.0
-"""Minimum period over which a rate is measured; an earlier reading returns the last rate again."""
+"""Minimum period over which a rate is measured. A reading before its end returns the last rate
+again.
+"""
 
 SLOW_REMEDY = "make what it calls cheaper, or async"
-"""Advice for a slow action that belongs to no operator: a source, or mail."""
+"""Advice for a slow action that belongs to no operator, such as that of a source or a mail."""
 
 SLOW_LOG_INTERVAL_S = 10.0
-"""Minimum time between two warnings, because a slow action is slow for every batch."""
+"""Minimum time between two warnings of slow actions, because an operator that is slow is slow for
+every batch.
+"""
 
 
 class MailboxMetrics:
-    """The metrics of one processor. Its loop writes them; any code on the loop's thread reads."""
+    """The metrics of one processor. The mailbox loop writes the metrics. Any code on the thread of
+    the event loop may read them.
+    """
 
     __slots__ = (
         "_longest",
@@ -78,14 +84,14 @@ class MailboxMetrics:
         return self._mailbox.size
 
     def start(self) -> None:
-        """Notes that the loop begins to run; rates start at the first call."""
+        """Notes that the mailbox loop begins to run. The first call starts the measurement of
+        rates.
+        """
         if self._rate_at is None:
             self._rate_at = self._now()
 
     def mails_per_second(self) -> float:
-        """Returns the number of mails per second since an earlier reading that is at least one
-        second old.
-        """
+        """Returns the number of mails per second, measured over at least one second."""
         now = self._now()
         elapsed = 0.0 if self._rate_at is None else now - self._rate_at
         if elapsed >= RATE_WINDOW_S:
@@ -192,7 +198,7 @@ class LatencyProbe:
 
 
 class SlowActions:
-    """The default listener for slow actions, which logs warnings that name the action, at a limited
+    """The default listener for slow actions. It logs warnings that name the action, at a limited
     rate.
     """
 
@@ -210,10 +216,11 @@ class SlowActions:
         cpu_s: float | None = None,
         stack: str = "",
     ) -> None:
-        """Logs a warning, unless the last one is less than `SLOW_LOG_INTERVAL_S` old.
+        """Logs a warning about an action that took `seconds`, unless the last warning is less than
+        `SLOW_LOG_INTERVAL_S` old.
 
-        `cpu_s` is the processor time that the thread used during the action, and `stack` the lines
-        of its stack.
+        `cpu_s` is the CPU time that the thread used during the action, None if unknown. `stack` is
+        a stack trace of the thread, empty if there is none.
         """
         now = self._now()
         if self._last_at is None or now - self._last_at >= SLOW_LOG_INTERVAL_S:

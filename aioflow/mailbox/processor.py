@@ -7,10 +7,11 @@
         call default_action(controller)        one slice of input, a plain call
 
 Everything runs in one asyncio task, the owner, so actions need no lock. The event loop gets a turn
-when the time since its last turn exceeds the slice. It also gets one after `RUNS_MAX` short runs,
-awaited or not. So a busy task cannot starve heartbeats and sockets, even if virtual time does not
-advance meanwhile. An awaitable that an action returns is awaited in the owner. Until it ends, all
-mail except control mail waits. The design follows Flink's MailboxProcessor.
+when the time since its last turn exceeds the slice. It also gets a turn after `RUNS_MAX` short
+actions, whether or not they were awaited. So a busy task cannot starve heartbeats and sockets, even
+if virtual time does not advance meanwhile. An awaitable that an action returns is awaited in the
+owner. Until it ends, all mail except control mail waits. The design follows Flink's
+MailboxProcessor.
 
 Invariant: a suspended default action is not called, and actions never overlap.
 
@@ -19,8 +20,8 @@ process_element`) is awaited inside the owner task. All other mail waits until i
 other code may touch its state. Control mail touches no state and does not wait: a callback of the
 event loop runs it. If control mail raises, as that of `report_throwable` does, the awaited code is
 cancelled, and the outermost await raises that error instead. So no code in between can catch it. A
-cancellation of the owner from outside keeps its effect: requests for cancellation are counted,
-as in `asyncio.timeout`.
+cancellation of the owner from outside still takes effect, because requests for cancellation are
+counted, as in `asyncio.timeout`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ T = TypeVar("T")
 class ControlWatch:
     """Serves the control mail of one mailbox while its owner awaits user code.
 
-    Awaits may be nested, inside a `yield_`.
+    Awaits may be nested, because a mail that runs inside a `yield_` may await as well.
     """
 
     __slots__ = ("_depth", "_error", "_mailbox", "_owner")
@@ -59,8 +60,8 @@ class ControlWatch:
     async def run(self, awaitable: Awaitable[T]) -> T:
         """Awaits `awaitable` and returns its result.
 
-        Control mail runs meanwhile, and an error of such mail ends the waiting. Raises the error of
-        `awaitable` or of the mail.
+        Control mail runs meanwhile. An error of such a mail cancels `awaitable`. Raises the error
+        of the mail or of `awaitable`.
         """
         owner = asyncio.current_task()
         assert owner is not None
@@ -114,11 +115,11 @@ SLOW_S = 0.1
 """Duration of an action or slice above which it counts as blocking its loop."""
 
 RUNS_MAX = 256
-"""Maximum number of runs, of the default action or mail, without a turn of the event loop."""
+"""Maximum number of mails and default actions that run without a turn of the event loop."""
 
 URGENT_MAX = 256
-"""Maximum number of urgent mails added to a batch: urgent mail that puts more urgent mail must not
-starve input.
+"""Maximum number of urgent mails added to a batch, because urgent mail that puts more urgent mail
+must not starve input.
 """
 
 
@@ -131,7 +132,7 @@ class LoopState(enum.Enum):
 
 
 class Suspension:
-    """The suspension of the default action, which `resume` ends once."""
+    """A suspension of the default action, which lasts until `resume`."""
 
     __slots__ = ("_processor", "_used", "reason")
 
@@ -141,10 +142,10 @@ class Suspension:
         self.reason = reason
 
     def resume(self, _done: object = None) -> None:
-        """Lets the default action run again: at once from the owner, otherwise by a control mail.
+        """Ends the suspension: at once if the owner calls, otherwise by a control mail.
 
         May be called from any thread, any number of times, also as the done-callback of a future.
-        It never calls the default action itself, and has no effect once the mailbox has shut.
+        Never calls the default action itself. Has no effect once the mailbox is closed.
         """
         if not self._used:
             # Two threads may both pass. The second mail then finds nothing to resume.
@@ -155,13 +156,14 @@ class Suspension:
 class MailboxProcessor:
     """Runs the mailbox loop of one task.
 
-    It can be made before the event loop runs. `run_loop` makes the current task the owner.
+    The object can be made before the event loop runs. `run_loop` makes the current asyncio task the
+    owner of the mailbox.
 
-    `default_action(controller)` gets this processor. It returns None, or in rare cases an
-    awaitable. `now` is a monotonic clock in seconds, by default the loop's. `on_slow(description,
-    seconds)` is called for each action that blocked the loop for more than 100 ms; by default a
-    warning is logged. `name` names the default action in the warning. `probe_interval_s` is the
-    time between two latency probes, None for no probe.
+    `default_action(controller)` is called with this processor, and returns None or, in rare cases,
+    an awaitable. `now` is a monotonic clock in seconds, by default the loop's.
+    `on_slow(description, seconds)` is called for each action that blocked the loop for more than
+    100 ms; by default a warning is logged. `name` names the default action in the warning.
+    `probe_interval_s` is the time between two latency probes, None for no probe.
     """
 
     def __init__(
@@ -200,7 +202,7 @@ class MailboxProcessor:
     async def run_loop(self) -> None:
         """Runs until `suspend`.
 
-        May be called again, with the queue intact. Raises the error of an action unchanged.
+        May be called again; queued mail is kept. Raises the error of an action unchanged.
         """
         if self._state is LoopState.RUNNING:
             raise RuntimeError(
@@ -243,7 +245,8 @@ class MailboxProcessor:
                 begun = now()
 
     async def _attend(self, now: Callable[[], float]) -> None:
-        """Runs one batch of mail, then mail as it comes while the default action is suspended.
+        """Runs one batch of mail. Then, while the default action is suspended, runs mail as it
+        arrives.
 
         Returns early if the loop must stop.
         """
@@ -280,7 +283,7 @@ class MailboxProcessor:
     def _run_mail(self, mail: Mail, now: Callable[[], float]) -> Awaitable[object] | None:
         """Runs `mail`. Returns an awaitable to await next, or None.
 
-        The awaitable is the result of the mail, or gives the event loop a turn.
+        The awaitable is the result of the mail, or lets the event loop run its other callbacks.
         """
         is_control = mail.lane is Lane.CONTROL
         begun = now()
@@ -318,8 +321,8 @@ class MailboxProcessor:
     async def drain(self) -> None:
         """Runs all queued mail, and urgent mail that arrives meanwhile.
 
-        Only the owner may call it, and only outside of `run_loop`. If a mail raises, the rest stays
-        queued for `close` to cancel.
+        Only the owner may call it, and only outside of `run_loop`. If a mail raises an error, the
+        rest stays queued, and `close` cancels it.
         """
         self.mailbox.create_batch()
         while (mail := self.mailbox.try_take_from_batch()) is not None:
@@ -328,13 +331,15 @@ class MailboxProcessor:
                 await pause
 
     def now(self) -> float:
-        """Returns the time of this processor in seconds; 0 without a given clock or a loop."""
+        """Returns the time of this processor in seconds; 0 if it has neither a clock nor a loop."""
         if self._clock is None:
             return 0.0 if self.loop is None else self.loop.time()
         return self._clock()
 
     def _begin_turn(self) -> None:
-        """Starts the measurement of a turn: the event loop has just run its other callbacks."""
+        """Starts to measure the time since the event loop last ran its other callbacks, which is
+        now.
+        """
         self._turn_ends = self.now() + self._slice_s
         self._runs_left = RUNS_MAX
 
@@ -353,11 +358,13 @@ class MailboxProcessor:
     # Control: from the owner, from callbacks of the loop, and from other threads.
 
     def suspend(self) -> None:
-        """Makes `run_loop` return before any other action; a further `run_loop` continues."""
+        """Makes `run_loop` return before any other action. Calling `run_loop` again continues."""
         self._post_control(self._stop, "suspend the loop")
 
     def report_throwable(self, error: BaseException) -> None:
-        """Makes `run_loop` raise `error` before any other action, even while parked or awaiting."""
+        """Makes `run_loop` raise `error` before any other action, even while the owner waits for
+        mail or awaits an action.
+        """
 
         def throw() -> None:
             raise error
@@ -368,8 +375,8 @@ class MailboxProcessor:
         """Stops calling the default action until `resume` of the returned Suspension is called.
         Only the owner may call it.
 
-        The metrics count the time that the task waits meanwhile under `reason`. Raises RuntimeError
-        if the action is already suspended.
+        The metrics count the time for which the task then waits under `reason`. Raises RuntimeError
+        if the default action is suspended already.
         """
         self.mailbox.check_owner("suspend_default_action")
         if self._suspension is not None:
@@ -382,7 +389,7 @@ class MailboxProcessor:
         return suspension
 
     def resume_default_action(self, suspension: Suspension) -> None:
-        """Implements `Suspension.resume`; no effect unless `suspension` is the current one."""
+        """Implements `Suspension.resume`. Has no effect unless `suspension` is the current one."""
         if self.mailbox.is_owner():
             self._resume(suspension)
         else:
@@ -399,7 +406,7 @@ class MailboxProcessor:
     def _post_control(self, action: Callable[[], None], description: str, *args: object) -> None:
         """Puts a control mail into the mailbox.
 
-        Has no effect if the mailbox has shut: there is nothing left to control.
+        Has no effect if the mailbox is closed, because there is nothing left to control.
         """
         mail = Mail(action, MAX_PRIORITY, description, *args, lane=Lane.CONTROL)
         try:
@@ -413,12 +420,14 @@ class MailboxProcessor:
     # Life cycle and views.
 
     def prepare_close(self) -> None:
-        """Refuses further mail; queued mail can still run. Only the owner may call it."""
+        """Refuses further mail. Mail that is queued can still run. Only the owner may call this
+        method.
+        """
         self.mailbox.quiesce()
 
     def close(self) -> list[Mail]:
-        """Shuts the mailbox, and cancels and returns the mail that will not run. Only the owner may
-        call it.
+        """Closes the mailbox. Cancels and returns the mail that will not run. Only the owner may
+        call this method.
         """
         if self._probe is not None:
             self._probe.stop()

@@ -3,20 +3,20 @@
 Timestamps are wall-clock milliseconds. A timer for `timestamp_ms` fires one millisecond later, when
 that millisecond is complete, like Watermark(T). After registration the delay is measured by the
 loop's monotonic clock. So a step of the wall clock neither delays a timer nor fires it twice. If
-the clock jumps ahead, as `ProcessingClock` does after the machine slept, timers fire earlier by the
-length of the jump. The clock is checked at each registration, and while timers wait.
+processing time jumps ahead, for example after the machine slept, timers fire earlier by the length
+of the jump. Jumps are looked for at each registration, and while timers wait.
 
-All timers share one timer of the loop. asyncio's own heap is not first in first out for equal
-deadlines. Here the order is `(deadline, seq)`, so timers due together run in the order of
-registration. The design follows Flink's SystemProcessingTimeService and ProcessingTimeServiceImpl.
+All timers share one timer of the loop. Timers that are due together run in the order of
+registration, because the heap is sorted by `(deadline, seq)`. asyncio's own heap does not keep this
+order. The design follows Flink's SystemProcessingTimeService and ProcessingTimeServiceImpl.
 
-Invariant: a callback runs at most once per registration (once per period, if repeated), as mail,
-and never after `cancel`.
+Invariant: a callback runs as mail, at most once per registration (for a repeated timer, once per
+period), and never after `cancel`.
 
-Processing time is the wall clock as long as it runs evenly, otherwise the monotonic clock.
-A wall clock steps: an operator sets it, or a machine wakes from sleep. A broken time server may set
-it ten years ahead for a moment. Windows, timers and times to live need a time that advances by one
-second per second. So processing time does not follow a step at once. A step is detected as a
+Processing time follows the wall clock as long as that runs evenly, otherwise the monotonic clock. A
+wall clock may step: an administrator sets it, or a machine wakes from sleep. A broken time server
+may set it ten years ahead for a moment. Windows, timers and times to live need a time that advances
+by one second per second. So processing time does not follow a step at once. A step is detected as a
 difference from the monotonic clock:
 
     forward     followed once it has lasted for `SETTLE_S`; everything due in between fires
@@ -54,28 +54,32 @@ __all__ = [
 ]
 
 TimerCallback = Callable[[int], object]
-"""Called with the registered timestamp in ms, not the current time; may return an awaitable."""
+"""A callback, called with the registered timestamp in ms, not with the current time. It may return
+an awaitable.
+"""
 
 DEADLINE_TOLERANCE_S = 1e-6
-"""Maximum time by which the loop's timer may fire early, by its own clock."""
+"""Maximum time in seconds by which a timer of the event loop may fire too early."""
 
 JUMP_S = 0.25
 """Minimum advance of the wall clock over the loop's clock that counts as a jump, in seconds."""
 
 LOOK_S, LOOK_MAX_S = 10.0, 60.0
-"""Bounds in seconds for the time between two checks of the clock while timers wait. Within them the
-time is a sixteenth of the time to the next timer.
+"""Minimum and maximum time in seconds between two checks of the clock while timers wait. Between
+these bounds, the clock is checked after a sixteenth of the time to the next timer.
 
-A timer that seems to be due in ten years may be due in a minute: the clock of a machine that has
-just started may be wrong until it is set.
+The clock of a machine that has just started may be wrong until it is set. So a timer that seems to
+be due in ten years may be due in a minute.
 """
 
 HEAP_SLACK = 64
-"""The heap may hold this many more cancelled timers than live ones."""
+"""Number by which cancelled timers in the heap may exceed live timers before the heap is
+cleaned.
+"""
 
 
 class TimerExecutor(Protocol):
-    """The interface that the timer service uses of a MailboxExecutor."""
+    """The methods of a MailboxExecutor that the timer service uses."""
 
     def execute(self, fn: Callable[[], object], description: str, *args: object) -> None: ...
 
@@ -87,7 +91,7 @@ class TimerState(enum.Enum):
     PENDING = "pending"
     """The timer waits for its deadline."""
     QUEUED = "queued"
-    """The timer's mail is in the mailbox, or runs."""
+    """The timer's mail is in the mailbox, or its callback runs."""
     DONE = "done"
     """The timer has fired, was cancelled, or was refused by a quiesced service."""
 
@@ -95,9 +99,9 @@ class TimerState(enum.Enum):
 class Repeat(enum.Enum):
     NEVER = "never"
     RATE = "rate"
-    """The next deadline is one period after the last deadline."""
+    """Repeated: the next deadline is one period after the last deadline."""
     DELAY = "delay"
-    """The next deadline is one period after the callback has run."""
+    """Repeated: the next deadline is one period after the callback has run."""
 
 
 class ProcessingTimer:
@@ -139,10 +143,11 @@ class ProcessingTimer:
 
 
 class ProcessingTimeService:
-    """The processing-time timers of one operator. Call it on the loop's thread only.
+    """The processing-time timers of one operator. All methods must be called on the thread of the
+    event loop.
 
-    The mail of a timer has the priority of `executor`. `now_ms` is the wall clock in milliseconds;
-    delays use the running loop's clock.
+    The mail of a timer has the priority of `executor`. `now_ms` returns the processing time in
+    milliseconds. Delays are measured by the clock of the running event loop.
     """
 
     __slots__ = (
@@ -162,7 +167,9 @@ class ProcessingTimeService:
     def __init__(self, now_ms: Callable[[], int], executor: TimerExecutor) -> None:
         self._now_ms = now_ms
         self._ahead_s: float | None = None
-        """Difference between the wall clock and the clock of the loop at the last check."""
+        """Difference in seconds between processing time and the clock of the loop at the last
+        check; None before.
+        """
         self._executor = executor
         self._heap: list[tuple[float, int, ProcessingTimer]] = []
         self._seq = 0
@@ -174,13 +181,14 @@ class ProcessingTimeService:
         self._idle: asyncio.Future[None] | None = None
 
     def current_processing_time(self) -> int:
-        """Returns the wall clock in milliseconds."""
+        """Returns the processing time in milliseconds."""
         return self._now_ms()
 
     def register_timer(self, timestamp_ms: int, callback: TimerCallback) -> ProcessingTimer:
-        """Calls `callback(timestamp_ms)` once that millisecond is over, or soon if it is past.
+        """Calls `callback(timestamp_ms)` once this millisecond is over, or soon if it is in the
+        past.
 
-        After `quiesce` the timer is accepted and never fires. Raises MailboxClosed after
+        After `quiesce`, accepts the timer, which then never fires. Raises MailboxClosed after
         `shutdown`.
         """
         return self._register(timestamp_ms, callback, Repeat.NEVER, 0)
@@ -190,8 +198,8 @@ class ProcessingTimeService:
     ) -> ProcessingTimer:
         """Calls `callback` every `period_ms`, first after `initial_delay_ms`.
 
-        Timestamps are one period apart. Calls missed while the task was busy are made up one after
-        another: at most one mail is queued at a time.
+        The timestamps passed to the callback are one period apart. Calls that are overdue because
+        the task was busy are made one after another, with at most one mail in the queue.
         """
         return self._register(self._now_ms() + initial_delay_ms, callback, Repeat.RATE, period_ms)
 
@@ -204,10 +212,11 @@ class ProcessingTimeService:
         return self._register(self._now_ms() + initial_delay_ms, callback, Repeat.DELAY, period_ms)
 
     async def quiesce(self) -> None:
-        """Cancels all waiting timers, lets none fire from now on, and waits for running callbacks.
+        """Cancels all waiting timers, accepts no more, and waits for running callbacks.
 
         A timer whose mail is already queued still runs, because queued mail is processed at the end
-        of the input. A call from the owner never waits: a callback that runs then is the caller.
+        of the input. If the owner of the mailbox calls, the method does not wait, because a
+        callback that is running must be the caller.
         """
         self._quiesced = True
         self._cancel_all()
@@ -217,14 +226,14 @@ class ProcessingTimeService:
             await asyncio.shield(self._idle)
 
     def shutdown(self) -> None:
-        """Cancels all timers; later registrations raise. Idempotent."""
+        """Cancels all timers. Later registrations raise MailboxClosed. Idempotent."""
         self._closed = True
         self._cancel_all()
 
     def cancel_timer(self, timer: ProcessingTimer) -> None:
         """Implements `ProcessingTimer.cancel`.
 
-        The entry stays in the heap, without the callback, at most until its deadline.
+        The entry of the timer stays in the heap, without the callback, at most until its deadline.
         """
         was_pending = timer.state is TimerState.PENDING
         timer.state = TimerState.DONE
@@ -256,10 +265,11 @@ class ProcessingTimeService:
         return timer
 
     def _look(self) -> int:
-        """Returns the wall clock in milliseconds, and adapts the timers to jumps of the clock.
+        """Returns the processing time in milliseconds, and adapts the timers if it has jumped
+        ahead.
 
-        If the clock has jumped ahead, waiting timers fire earlier by the length of the jump, in the
-        same order.
+        After a jump, waiting timers that are not repeated fire earlier by the length of the jump,
+        in the same order.
         """
         now_ms = self._now_ms()
         ahead_s = now_ms / 1000.0 - asyncio.get_running_loop().time()
@@ -295,7 +305,9 @@ class ProcessingTimeService:
         self._handle = loop.call_at(min(deadline_s, look_s), self._on_alarm)
 
     def _on_alarm(self) -> None:
-        """Writes the mail of every due timer, in order, and sets the alarm for the next one."""
+        """Writes the mail of every due timer, in order, and sets the loop's timer for the next
+        one.
+        """
         self._handle = None
         if self._pending:
             self._look()
@@ -373,20 +385,22 @@ class ProcessingTimeService:
 
 
 def _nothing(_: int) -> None:
-    """Replaces the callback of a cancelled timer, so that the heap drops references to it."""
+    """Does nothing. Replaces the callback of a cancelled timer, so that the heap does not keep that
+    callback alive.
+    """
 
 
 logger = logging.getLogger(__name__)
 
 TOLERANCE_MS = 500
-"""Maximum difference to the monotonic clock that counts as drift, not as a step."""
+"""Maximum difference in ms between the clocks that counts as drift, not as a step."""
 
 SETTLE_S = 10.0
 """Number of seconds for which a step forward must last before processing time follows it."""
 
 
 class ProcessingClock:
-    """The processing time in ms since 1970-01-01 UTC, by its method `read`.
+    """A clock whose method `read` returns the processing time in ms since 1970-01-01 UTC.
 
     All tasks of a process share one object.
     """
@@ -407,19 +421,20 @@ class ProcessingClock:
         """Number of ms by which processing time is ahead of a wall clock that was put back."""
         self._reached_ms = self._last_ms = clock.wall_ms()
         self._read_s = clock.monotonic()
-        """Monotonic time at which `_reached_ms` was compared with the clock."""
+        """Monotonic time in seconds at which processing time was `_reached_ms`."""
         self._stepped_s: float | None = None
         """Monotonic time at which a step forward was detected; None if there is none to follow."""
         self._even_ms = self._reached_ms + TOLERANCE_MS
-        """Wall-clock time up to which `read` need not read the monotonic clock.
+        """Processing time up to which `read` need not read the monotonic clock.
 
-        Processing time is read often, and reading the other clock costs as much as all the rest.
+        Processing time is read often, and reading the monotonic clock would double the cost.
         """
 
     def read(self) -> int:
-        """Returns the processing time.
+        """Returns the processing time in ms since 1970-01-01 UTC.
 
-        It is a method, because Python 3.11 and later call methods without a new C frame.
+        This is a method and not `__call__`, because Python 3.11 and later call methods without a
+        new C frame.
         """
         now_ms = self._clock.wall_ms() + self._lead_ms
         if not self._last_ms <= now_ms <= self._even_ms:
