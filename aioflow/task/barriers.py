@@ -151,7 +151,8 @@ class InputBarriers:
         self._hurry(checkpoint_id)
 
     def tick(self, timestamp_ms: int) -> None:
-        """Switches the pending checkpoint from aligned to unaligned if its alignment has timed out.
+        """Switches the pending checkpoint from aligned to unaligned if the alignment has timed out
+        at `timestamp_ms`.
         """
         self._count()
         self._carry_out(self._alignment.tick(max(timestamp_ms, self._now_ms())))
