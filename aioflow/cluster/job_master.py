@@ -52,13 +52,13 @@ __all__ = ["CHECKPOINTS_CLOSE_S", "JobMaster"]
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_CLOSE_S = 30.0
-"""How long a job that is over may take for the last writes and deletions of its checkpoints."""
+"""How long the last writes and deletions of checkpoints may take after the end of a job."""
 
 
 class JobMaster:
     """Runs one job.
 
-    `fencing_token` marks this leader; a worker refuses requests with an older token.
+    `fencing_token` identifies this leader; workers refuse requests with an older token.
     """
 
     def __init__(
@@ -99,21 +99,21 @@ class JobMaster:
             self._begins_with = self._checkpoints
         self._workers: TaskExecutorGateway | None = None
         self.stop_drains: bool | None = None
-        """Whether the sources were stopped with `drain`, also for workers that join later. None if
-        they were not stopped.
+        """Whether the sources were stopped with `drain`; None if they were not stopped. Workers
+        that join later get this value too.
         """
         self.fencing_token = host.ids.new("fencing")
         self.executions = ExecutionGraph(job_id, graph, restart, has_run=recovered)
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Completes once every task has run, or the job is over.
+        """Future that completes once every task has run, or the job is over.
 
-        Errors of `open` are known then.
+        By then, errors of opening the operators are known.
         """
         self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Only used for a job in another process; `stop` of a local job raises at once."""
+        """Only used for a job in another process, because `stop` of a local job raises at once."""
         self.timestamps_ms: dict[JobStatus, int] = {}
-        """When the job last entered each state."""
+        """Wall-clock time in ms at which the job last entered each status."""
         self.history = JobHistory()
         self.checkpoint_settings = checkpoints
         self._restarts = 0
@@ -139,7 +139,7 @@ class JobMaster:
         return None if self._checkpoints is None else self._checkpoints.statistics
 
     async def start(self, workers: TaskExecutorGateway) -> None:
-        """Finds the splits of every source, then deploys."""
+        """Finds the splits of every source, and then deploys the tasks."""
         self._workers = workers
         if self.stop_drains is not None:
             workers.stop_sources(self.executions.job_id, drain=self.stop_drains)
@@ -187,12 +187,12 @@ class JobMaster:
     def stop(
         self, *, drain: bool = False, savepoint: bool = True, directory: str | None = None
     ) -> None:
-        """Ends the sources where they are, or as soon as they run.
+        """Ends the sources at their present positions, or as soon as they run.
 
         Records in flight reach the sinks. With `drain` event time ends too. With checkpoints and
         `savepoint`, the last checkpoint is a savepoint, under the store or at the URL `directory`.
-        Raises CheckpointError and stops nothing if `directory` is given for a job without
-        checkpoints.
+        If `directory` is given for a job without checkpoints, stops nothing and raises
+        CheckpointError.
         """
         if directory is not None:
             self._with_checkpoints()
@@ -205,28 +205,31 @@ class JobMaster:
     async def savepoint(self, directory: str | None = None) -> str:
         """Takes a savepoint under the store, or at the URL `directory`.
 
-        Returns its URL. Raises CheckpointError, JobNotRunning.
+        Returns the savepoint's URL. Raises CheckpointError if this fails, and JobNotRunning if the
+        job is not running.
         """
         return await self._with_checkpoints().savepoint(directory)
 
     async def savepoints(self) -> list[str]:
         """Lists URLs of the savepoints under the store.
 
-        Raises RestoreError if it cannot be read.
+        Raises RestoreError if the store cannot be read.
         """
         return await self._with_checkpoints().store.savepoints()
 
     async def checkpoint(self) -> int:
         """Takes a checkpoint now.
 
-        Returns its number once it is completed. Raises CheckpointError, JobNotRunning.
+        Returns the checkpoint's number once it has completed. Raises CheckpointError if this fails,
+        and JobNotRunning if the job is not running.
         """
         return await self._with_checkpoints().checkpoint()
 
     async def rescale(
         self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None = None
     ) -> None:
-        """Rescales the job to `graph`, its graph at another parallelism. See `Rescaling.run`."""
+        """Rescales the job to `graph`, the job's graph at another parallelism. See
+        `Rescaling.run`."""
         if self.stop_drains is not None:
             raise RescaleError(f"job {graph.name!r} is being stopped, it cannot be rescaled")
         self._rescaling.check()
@@ -238,20 +241,21 @@ class JobMaster:
             raise error
 
     def adapt(self, graph: JobGraph) -> None:
-        """Restarts the job with `graph`, its graph at another parallelism. No task of the job may
-        be running.
+        """Restarts the job with `graph`, the job's graph at another parallelism. No task of the job
+        may be running.
         """
         self._carry_out(self.executions.rescale(graph))
 
     @property
     def stopped_with(self) -> str | None:
-        """URL of the savepoint that the job ended with."""
+        """URL of the savepoint with which the job ended; None if there is none."""
         made = None if self._checkpoints is None else self._checkpoints.stopped_with
         return made.location if made is not None and made.kind.is_savepoint else None
 
     @property
     def stop_error(self) -> CheckpointError | None:
-        """Why the savepoint at the end of the job could not be taken."""
+        """The reason why the savepoint at the end of the job could not be taken; None if there is
+        none."""
         return None if self._checkpoints is None else self._checkpoints.stop_error
 
     async def close(self) -> None:
@@ -260,7 +264,7 @@ class JobMaster:
             await self._checkpoints.close(finished=self.status is JobStatus.FINISHED)
 
     async def suspend(self) -> None:
-        """Leaves everything as it is, because another leader continues the job."""
+        """Stops without cleaning up, because another leader continues the job."""
         if self._checkpoints is not None:
             await self._checkpoints.abandon()
 
@@ -304,7 +308,8 @@ class JobMaster:
         answer(self.producer_state(attempt))
 
     def producer_state(self, attempt: ExecutionAttemptId) -> ProducerState:
-        """Returns whether a missing partition of `attempt` may still be created."""
+        """Returns the state of producer `attempt`: whether its missing partition exists by now, may
+        still be created, or is gone."""
         state = self.executions.state_of(attempt)
         if state in (ExecutionState.RUNNING, ExecutionState.FINISHED):
             return ProducerState.RUNNING
@@ -397,7 +402,7 @@ class JobMaster:
                     self.terminated.set_result(status)
 
     def _tell_of_restart(self, delay_s: float) -> None:
-        """Logs a restart: a warning with its cause after a failure."""
+        """Logs a restart. After a failure this is a warning with the cause."""
         executions, begins, cause = self.executions, self._begins_with, self.error
         is_failure, self._restarts = executions.restarts > self._restarts, executions.restarts
         logger.log(

@@ -1,7 +1,8 @@
-"""The inside of the process of one job: its session, served to the TaskManager that started it.
+"""The code that runs in the process of one job: it serves the job's session to the TaskManager that
+started the process.
 
-The process ends with its connection to the TaskManager. A thread sends signs of life, and logs
-where a function holds the event loop.
+The process ends with its connection to the TaskManager. A thread sends heartbeats, and logs the
+place where a function blocks the event loop.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ STUCK_S = 5.0
 
 
 class _SentLogs(LogTail):
-    """Sends the log records to the TaskManager, which keeps those of all its processes."""
+    """Sends the log records to the TaskManager, which keeps the records of all its processes."""
 
     def __init__(self, server: JobServer) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class _SentLogs(LogTail):
 
 class JobServer:
     """Serves the session of one job to the TaskManager at `address`, until the TaskManager closes
-    it.
+    the session.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class JobServer:
             await self._inspector.close()
 
     def send(self, method: str, *args: Any) -> None:
-        """Notifies the TaskManager."""
+        """Sends a notification to the TaskManager."""
         if self._connection is not None:
             self._connection.notify(method, *args)
 
@@ -151,8 +152,8 @@ class JobServer:
         network_bytes: int,
         configuration: dict[str, str],
     ) -> tuple[str, float, bytes]:
-        """Loads the job. Returns the location of the session, the cancellation timeout, and the
-        packed error of the code.
+        """Loads the job. Returns the location of the session, the cancellation timeout in s, and
+        the packed error of the code, empty if there is none.
         """
         assert self._pulse is not None, "the TaskManager knows this process"
         self._job_id, self._worker_id = job_id, worker_id
@@ -184,7 +185,8 @@ class JobServer:
         return session.location, job.options.cancellation_timeout_s, b""
 
     def _freeze(self) -> None:
-        """Freezes loaded code, which stays for ever: the collector need not walk it again."""
+        """Freezes the loaded code, so that the garbage collector does not walk it again. The code
+        is never freed."""
         if self._collector is not None:
             gc.collect()
             gc.freeze()
@@ -222,7 +224,8 @@ class JobServer:
         self.send("task_ended", attempt_key(attempt))
 
     def _end_process(self, why: str) -> None:
-        """Asks the TaskManager to kill this process, which ends even without an answer."""
+        """Asks the TaskManager to kill this process. Without an answer the process ends itself
+        after `STUCK_S`."""
         logger.error("the process of job %s ends: %s", self._job_id, why)
         self.send("stuck", why)
         asyncio.get_running_loop().call_later(STUCK_S, os._exit, STUCK)

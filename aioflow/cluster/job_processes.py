@@ -1,14 +1,16 @@
-"""The processes of a TaskManager's jobs: one for each job, and a spare one for the next.
+"""The processes of a TaskManager's jobs: one process for each job, and a spare process for the next
+job.
 
 The code of a job never runs in the process of the TaskManager. So a function that blocks, exits,
 crashes or fills the memory ends the tasks of its own job only. The TaskManager keeps the slots and
-the connection to the JobManager, and passes messages on:
+the connection to the JobManager, and passes messages between them on:
 
     JobManager <-- one connection --> TaskManager <-- one connection a job --> process of the job
 
-Records between processes do not pass the TaskManager: each process has a data plane. A process
-serves one job under one JobMaster, and is not used again. Starting it takes longer than all else at
-the start of a job. So a spare one, which has imported the engine, waits for the next job.
+Records between processes do not pass through the TaskManager, because each process has a data
+plane. A process serves one job under one JobMaster, and is not used again. Starting a process takes
+longer than all other steps at the start of a job. So a spare process, which has imported the
+engine, waits for the next job.
 """
 
 from __future__ import annotations
@@ -43,23 +45,25 @@ __all__ = ["JobProcess", "JobProcesses"]
 logger = logging.getLogger(__name__)
 
 SPARE_AFTER_S = 1.0
-"""Delay of the next spare process after the start of a job, which it would slow down."""
+"""Delay of the next spare process after the start of a job, because starting it at once would slow
+the job down."""
 
 ANSWER_S = 1.0
-"""Extra time, beyond that of the TaskManager, for the process of a job to answer a monitor."""
+"""Extra time for the process of a job to answer a question of a monitor, after the TaskManager
+itself has answered."""
 
 
 class JobProcess:
     """The session of a job in a process of its own, as its TaskManager sees it.
 
-    The functions in `requests` pass the requests of the JobMaster on. They return awaitables of the
-    answers. Before a job is opened in it, the process is a spare one.
+    The functions in `requests` pass the requests of the JobMaster on to the process, and return
+    awaitables of the answers. Before a job is opened in the process, it is a spare process.
     """
 
     def __init__(self, number: int) -> None:
         self.worker = WorkerProcess(f"job-process-{number}")
         self.life: asyncio.Task[None] | None = None
-        """Done once the process has ended."""
+        """Task that is done once the process has ended; None before the start."""
         self.connection: RpcConnection | None = None
         self.job_id = ""
         self.token = 0
@@ -68,7 +72,8 @@ class JobProcess:
         self.is_closing = False
         """Whether the end of the process is expected."""
         self.missed: dict[int, int] = {}
-        """Number of rows that were dropped, by tap. Contains only taps that may miss rows."""
+        """Number of dropped rows that are not reported yet, by tap id. Contains only taps that may
+        miss rows."""
         self._cancellation_timeout_s = 0.0
         self.requests: dict[str, Callable[..., Any]] = {
             name: partial(self._request, name) for name in REQUESTS
@@ -83,7 +88,8 @@ class JobProcess:
         return self.call(name, *args)
 
     def call(self, method: str, *args: Any) -> Coroutine[Any, Any, Any]:
-        """Calls the process at once. Raises the reason of its loss, or Broken."""
+        """Calls `method` of the process at once, and returns an awaitable of the answer. If the
+        process is gone, raises the reason of its loss, or Broken."""
         if self.connection is None or not self.connection.is_open:
             raise self.worker.loss or Broken(f"{self.worker} is gone")
         return self.connection.call(method, *args)
@@ -98,7 +104,8 @@ class JobProcess:
         network_bytes: int,
         configuration: dict[str, str],
     ) -> bytes:
-        """Loads a job. Returns the packed error of its code, or nothing. Raises Broken."""
+        """Loads a job into the process. Returns the packed error of its code, empty if there is
+        none. Raises Broken if the process is gone."""
         assert self.life is not None, "the process is started first"
         self.job_id, self.token = job_id, token
         await wait_first([self.worker.registered, self.life])
@@ -113,7 +120,7 @@ class JobProcess:
         return bytes(error)
 
     def resize(self, network_bytes: int) -> None:
-        """Gives the process another share of the network memory."""
+        """Sets the share of the network memory that the process may use."""
         if self.connection is not None:
             self.connection.notify("resize", network_bytes)
 
@@ -125,12 +132,14 @@ class JobProcess:
             _ = self.connection.ask("cancel_task", attempt_key(attempt))
 
     async def until_overdue(self) -> str:
-        """Waits as long as a cancelled task may take to end, and returns why it is overdue."""
+        """Waits as long as a cancelled task may take to end. Then returns why the task is overdue,
+        for an error message."""
         answers = [] if self.connection is None else [self.connection.ask("ping")]
         return await until_overdue(answers, self._cancellation_timeout_s)
 
     async def close(self) -> None:
-        """Closes the job as `JobSession.close`, and ends the process, by force if need be."""
+        """Closes the job as `JobSession.close` does, and ends the process, by force if
+        necessary."""
         self.is_closing = True
         timeout_s = self._cancellation_timeout_s
         longest_s = 3 * timeout_s + CLEANUP_TIMEOUT_S + RESOURCES_CLOSE_S + GRACE_S
@@ -149,7 +158,7 @@ class JobProcess:
             await self.end()
 
     async def end(self) -> None:
-        """Ends the process, by force after EXIT_TIMEOUT_S."""
+        """Ends the process; kills it if it has not ended within `EXIT_TIMEOUT_S`."""
         self.is_closing = True
         if self.connection is not None:
             await self.connection.close()
@@ -163,17 +172,18 @@ class JobProcess:
 
 
 class JobProcessOwner(Protocol):
-    """The TaskManager, as the processes of its jobs see it."""
+    """The interface of a TaskManager for the processes of its jobs."""
 
     @property
     def is_writable(self) -> bool:
-        """False while rows for subscribers that may miss rows are to be counted and dropped."""
+        """Whether the connection to the JobManager has room. While it has none, rows for
+        subscribers that may miss rows are dropped and counted."""
 
     def tell(self, method: str, *args: Any) -> None:
         """Passes a report on to the JobManager."""
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """Passes a question to the JobMaster on. Raises Broken if there is no JobManager."""
+        """Passes a question on to the JobMaster. Raises Broken if there is no JobManager."""
 
     def task_ended(self, attempt: ExecutionAttemptId) -> None:
         """Notes that a task has released its resources."""
@@ -183,7 +193,8 @@ class JobProcessOwner(Protocol):
 
 
 class JobProcesses:
-    """Starts the processes and ends them. `logs` keeps the log records of all for monitoring."""
+    """Starts and ends the processes of jobs. `logs` keeps the log records of all these processes
+    for monitoring."""
 
     def __init__(
         self,
@@ -194,10 +205,9 @@ class JobProcesses:
         tls: TlsFiles | None = None,
         preloaded: Sequence[str] = (),
     ) -> None:
-        """Makes the processes. `tls` names the files for the security of `host`, which each process
-        loads again.
+        """`tls` names the TLS files of `host`, which each process loads again; None without TLS.
 
-        `preloaded` are modules that a process imports before its job comes.
+        `preloaded` names modules that a process imports before it gets its job.
         """
         self._host = host
         self._secret = secret
@@ -211,13 +221,14 @@ class JobProcesses:
         self._address = ""
         self._numbers = itertools.count(1)
         self._known: dict[str, JobProcess] = {}
-        """Processes that have not ended, by the ids of their workers."""
+        """Processes that have not ended, by the id of the process."""
         self._spare: JobProcess | None = None
         self._spare_due: asyncio.TimerHandle | None = None
         self._closing = False
 
     async def listen(self) -> None:
-        """Listens for the processes, before the first one is started."""
+        """Starts to listen for connections of the processes. Call this before the first process is
+        started."""
         self._address = f"127.0.0.1:{await self._server.listen()}"
 
     async def close(self) -> None:
@@ -240,7 +251,7 @@ class JobProcesses:
             self._spare = self._start()
 
     def take(self) -> JobProcess:
-        """Returns a process for a job: the spare one, or a new one that starts."""
+        """Returns a process for a job: the spare process, or a new one that is just starting."""
         process, self._spare = self._spare or self._start(), None
         if self._spare_due is not None:
             self._spare_due.cancel()
@@ -254,7 +265,8 @@ class JobProcesses:
                 process.worker.lose(why)
 
     async def ask(self, what: str, *args: Any, until: asyncio.Future[Any]) -> list[Any]:
-        """Asks the processes of all jobs about themselves: see `ProcessInspector.ask`.
+        """Asks the processes of all jobs the question `what` about themselves: see
+        `ProcessInspector.ask`.
 
         Leaves out processes that have not answered `ANSWER_S` after `until` is done.
         """

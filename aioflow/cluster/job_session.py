@@ -1,8 +1,8 @@
 """One job in one process of a cluster: its code, its tasks and its data plane, under one JobMaster.
 
-A TaskManager has a session for each job with a slot there. The submitting process has one for tasks
-that cannot leave it. Each session has its own data plane, so the types and partitions of two jobs
-never mix. A session never outlives its JobMaster: the next JobMaster opens another.
+A TaskManager has a session for each job with a slot there. The submitting process has a session for
+tasks that cannot leave it. Each session has its own data plane, so the types and partitions of two
+jobs never mix. A session never outlives its JobMaster; the next JobMaster opens a new session.
 """
 
 from __future__ import annotations
@@ -72,19 +72,23 @@ REQUESTS = (
     "query_state",
     "add_splits",
 )
-"""The requests of a JobMaster. The first argument of each is a job id or an `AttemptKey`."""
+"""Names of the requests of a JobMaster. The first argument of each request is a job id or an
+`AttemptKey`."""
 
 AttemptKey = tuple[str, int, int, int]
 """The wire form of an attempt: job, vertex, subtask, attempt."""
 
 Tell = Callable[..., None]
-"""Sends a notification to the JobManager: method and arguments."""
+"""Function that sends a notification to the JobManager. It takes the method's name and
+arguments."""
 
 Ask = Callable[..., Coroutine[Any, Any, Any]]
-"""Calls the JobManager: method and arguments. Raises Broken if that is not possible."""
+"""Function that calls the JobManager. It takes the method's name and arguments, and raises Broken
+if no JobManager is connected."""
 
 ASK_S = 5.0
-"""Maximum time that a consumer waits for an answer. After that it goes on without one."""
+"""Maximum time in s that a consumer waits for an answer about its producer. Then the consumer goes
+on without an answer."""
 
 
 class _HomeSubtask(msgspec.Struct):
@@ -100,7 +104,8 @@ class _Home:
         self.executions: dict[tuple[int, int], _HomeSubtask] = {}
 
     def deployed(self, attempt: ExecutionAttemptId) -> None:
-        """Records the newest attempt. Its number may be smaller: a new JobMaster counts from 0."""
+        """Records the newest attempt of a subtask. Its number may be smaller than the last one,
+        because a new JobMaster counts from 0."""
         self.executions[attempt.vertex_id, attempt.subtask_index] = _HomeSubtask(
             attempt, ExecutionState.DEPLOYING
         )
@@ -115,10 +120,10 @@ class _Home:
 class JobSession:
     """Runs the tasks of one job in this process.
 
-    `tell` reports to the JobMaster with `token`, and `ask` asks it. `on_end(attempt)` is called
-    when a task has released all its resources. While not `is_writable()`, rows for subscribers that
-    may miss rows are counted and dropped. `requests` answers the JobMaster, by the names in
-    `REQUESTS`.
+    `tell` sends reports to the JobMaster that has `token`, and `ask` sends questions to it.
+    `on_end(attempt)` is called when a task has released all its resources. While not
+    `is_writable()`, rows for subscribers that may miss rows are counted and dropped. `requests`
+    maps the names in `REQUESTS` to the functions that answer these requests of the JobMaster.
     """
 
     def __init__(
@@ -138,9 +143,9 @@ class JobSession:
     ) -> None:
         """`end_process(why)` is called for a cancelled task that does not end.
 
-        None: the engine does not own the process, so the task is given up. `report()` sends the
-        metrics; it is called before the end of a task is reported. `pool` is the network memory of
-        a process with several jobs.
+        If `end_process` is None, the engine does not own the process, so the task is given up.
+        `report()` sends the metrics; it is called before the end of a task is reported. `pool` is
+        the network memory; None: the session makes a pool of its own.
         """
         self._host = host
         self._job_id = job_id
@@ -149,14 +154,15 @@ class JobSession:
         self._tell = tell
         self._ask = ask
         self._asking: dict[asyncio.Task[None], None] = {}
-        """Questions about producers that are not answered yet."""
+        """Tasks that ask about producers and have no answer yet."""
         self._is_writable = is_writable
         self._on_end = on_end
         self._taps: dict[int, Callable[[RecordBatch], None]] = {}
         self._missed: dict[int, int] = {}
         self._home = _Home(job.graph)
         self._splits: dict[int, list[Split]] = {}
-        """Splits of sources that cannot leave this process. The JobMaster does not have them."""
+        """Splits of sources that cannot leave this process, by vertex id. The JobMaster does not
+        have these splits."""
         self._discovery: SplitDiscovery | None = None
         self._looking: list[asyncio.Task[None]] = []
         self._attempts: set[ExecutionAttemptId] = set()
@@ -164,7 +170,8 @@ class JobSession:
         self._life: asyncio.Task[None] | None = None
         self._executor_token = str(token)
         self.token = token
-        """Fencing token of the JobMaster. The submitter learns it with its first task."""
+        """Fencing token of the JobMaster. In the submitting process it is set with the first
+        task."""
         self.metrics = MetricGroup(host.clock.monotonic)
         self._end_process = end_process
         self.report = report
@@ -174,7 +181,8 @@ class JobSession:
         )
         self._data_plane = DataPlane(host, secret, self._codec, self.executor.partitions)
         self.location = ""
-        """Where other processes read the partitions produced here."""
+        """Address at which other processes read the partitions produced here; empty before
+        `open`."""
         executor = self.executor
         self.requests: dict[str, Callable[..., Any]] = {
             "submit_task": self._on_submit_task,
@@ -199,7 +207,7 @@ class JobSession:
 
     @property
     def has_run(self) -> bool:
-        """Whether tasks run here, or have run."""
+        """Whether tasks of the job run here, or have run here."""
         return bool(self.executor.tasks)
 
     async def open(self, bind: str) -> None:
@@ -213,8 +221,8 @@ class JobSession:
         await opened
 
     async def discover_at_home(self) -> None:
-        """Finds the splits of the sources that stay here, and keeps looking for more if they ask
-        for it.
+        """Finds the splits of the sources that stay in this process. Keeps looking for more splits
+        if the sources have `discover_every`.
         """
         discovery = self._discovery = SplitDiscovery(self._host, self._home, self._splits)
         for vertex in self._job.graph.vertices:
@@ -305,7 +313,8 @@ class JobSession:
         self.cancel_task(ExecutionAttemptId(*key))
 
     def _on_add_tap(self, job_id: str, place: TapPlace, tap_id: int, may_miss: bool) -> None:
-        """From now on, reports each batch that `place` emits in this process as `tapped`."""
+        """From now on, sends each batch that `place` emits in this process to the JobMaster, as
+        report `tapped`."""
         if tap_id not in self._taps:
             tap = self._taps[tap_id] = partial(self._send_tapped, tap_id, may_miss)
             self.executor.add_tap(job_id, place, tap)
@@ -345,7 +354,8 @@ class JobSession:
         return bytes(self._codec.encode(result, owner="queried state"))
 
     async def _on_add_splits(self, key: AttemptKey, content: bytes) -> None:
-        """Gives a source here more splits, encoded by `pack_splits`."""
+        """Gives more splits to a source in this process. `content` is the output of
+        `pack_splits`."""
         await self.executor.add_splits(
             ExecutionAttemptId(*key), unpack_splits(content, self._codec)
         )
@@ -373,7 +383,7 @@ class JobSession:
     def _on_stuck(self, attempt: ExecutionAttemptId, error: CancellationTimeout) -> None:
         """Ends this process, and reports the task as lost.
 
-        The order matters: a JobMaster may be over once it knows that its last task has ended.
+        The order matters, because a JobMaster may end once it knows that its last task has ended.
         """
         assert self._end_process is not None
         self._end_process(str(error))
@@ -453,7 +463,7 @@ def attempt_key(attempt: ExecutionAttemptId) -> AttemptKey:
 
 
 def pack_error(error: BaseException | None, codec: Codec) -> bytes:
-    """Encodes an error for a message; None is empty."""
+    """Encodes an error for a message between processes. Returns empty bytes for None."""
     return b"" if error is None else message_body(describe_error(error, codec))
 
 

@@ -42,7 +42,8 @@ JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 class PersistedJob:
     """A submitted job and its status.
 
-    `graph` is opaque here; `config` is plain data.
+    `graph` is the encoded job, which is not decoded here. `config` holds the submitter's settings
+    as plain data.
     """
 
     job_id: str
@@ -52,14 +53,14 @@ class PersistedJob:
     config: Mapping[str, Any] = field(default_factory=dict)
     status: JobStatus = JobStatus.CREATED
     submitted_ms: int = 0
-    """Wall-clock ms."""
+    """Time of the submission in wall-clock ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedJob:
     """How a job ended for good.
 
-    `error` is the text of its cause with its notes, empty if there was none.
+    `error` is the text of the error that failed the job, with its notes; empty if there was none.
     """
 
     job_id: str
@@ -69,12 +70,12 @@ class EndedJob:
     ended_ms: int
     error: str = ""
     savepoint: str = ""
-    """URL of the savepoint that the job was stopped with; empty if there is none."""
+    """URL of the savepoint with which the job was stopped; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The stored jobs that a new leader finds, each list in order of job id."""
+    """The stored jobs that a new leader finds. Each list is in the order of the job ids."""
 
     jobs: list[PersistedJob]
     """Jobs to run again."""
@@ -87,8 +88,8 @@ class Recovered:
 class JobStore:
     """The store of one leader.
 
-    Writing methods raise StaleLeader when the leader no longer leads, even after the write. Do not
-    acknowledge in that case.
+    Methods that write raise StaleLeader if the leader no longer leads, even if the write succeeded.
+    The caller must not acknowledge the job in that case.
     """
 
     def __init__(self, host: Host, path: str, leadership: Leadership) -> None:
@@ -98,7 +99,7 @@ class JobStore:
 
     async def recover(self) -> Recovered:
         """Reads all entries, and writes each running job again under the token of this leader. Call
-        it first, and once.
+        this method once, before all others.
 
         Raises RestoreError, naming the file, if a valid entry cannot be read.
         """
@@ -196,9 +197,9 @@ class JobStore:
         await self._host.fs.delete(f"{self._path}/jobs/{job_id}", recursive=True)
 
     async def _tokens(self, job_id: str) -> list[int]:
-        """Returns tokens in ascending order.
+        """Returns the fencing tokens under which the job is stored, in ascending order.
 
-        Leftovers of crashes begin with a dot and are ignored.
+        Ignores leftovers of crashes, whose names begin with a dot.
         """
         return [
             int(name)

@@ -1,9 +1,9 @@
 """A JobManager: accepts jobs, hands out the slots of TaskManagers, and runs a JobMaster per job.
 
-One process contends for the lease in its data directory. While it leads, it is Dispatcher,
-ResourceManager and all JobMasters in one. Jobs are stored in that directory before they are
-acknowledged, so the next leader finds them. TaskManagers and submitters connect to one address and
-prove the secret. Their requests wait while there is no leader.
+One process contends for the lease in its data directory. While it leads, it is the Dispatcher, the
+ResourceManager and all JobMasters. Jobs are stored in that directory before they are acknowledged,
+so the next leader finds them. TaskManagers and submitters connect to one address, and prove that
+they know the secret. Their requests wait while there is no leader.
 """
 
 from __future__ import annotations
@@ -66,23 +66,24 @@ ENDED_MAX = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobManagerOptions:
-    """`data` is the directory of the lease and the jobs. `port` 0: any free one."""
+    """Options of a JobManager. `data` is the directory of the lease and the jobs. `port` 0 stands
+    for any free port."""
 
     data: str
     bind: str = "127.0.0.1"
     port: int = 6123
     request_timeout_s: float = 30.0
-    """A job that lacks slots for this long runs with those that it has.
+    """A job that lacks slots for this long runs with the slots that it has.
 
-    If other jobs have all slots, it waits in line. If the cluster has too few for any parallelism,
-    it fails with NoResourceAvailable.
+    If other jobs have the slots that it needs, the job waits in line. If the cluster has too few
+    slots for any parallelism, the job fails with NoResourceAvailable.
     """
     lease: LeaseOptions = field(
         default_factory=lambda: LeaseOptions(lease_s=15.0, renew_s=2.0, stop_s=3.0)
     )
     """Durations of the leader's lease. A disk that stalls for ten seconds must not cost the leader
-    its lease: each job of the cluster would restart. Kubernetes elects leaders with the same
-    durations.
+    its lease, because each job of the cluster would restart. Kubernetes elects leaders with the
+    same durations.
     """
     heartbeat: HeartbeatOptions = field(default_factory=HeartbeatOptions)
 
@@ -100,7 +101,8 @@ class JobManager:
     """Runs a JobManager for as long as `run` runs.
 
     `on_listening(host, port)` is called once peers can connect. `provider` starts TaskManagers when
-    there are too few; without it they come by themselves.
+    there are too few. Without a provider, TaskManagers are started by others and register by
+    themselves.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class JobManager:
         self._leading: asyncio.Future[_Leading] = asyncio.get_running_loop().create_future()
         self._jobs: dict[str, ClusterJob] = {}
         self._ended: dict[str, ClusterJob] = {}
-        """The last jobs that are over, for monitoring."""
+        """The last jobs that have ended, by job id, for monitoring."""
         self._submitters = Submitters()
         self._peers: dict[RpcConnection, None] = {}
         self._stopping = asyncio.Event()
@@ -136,7 +138,7 @@ class JobManager:
     async def run(self) -> None:
         """Runs until `stop` or a cancellation.
 
-        Raises OSError if it cannot listen at the address.
+        Raises OSError if this process cannot listen at the address.
         """
         options = self._options
         port = await self._server.listen(options.bind, options.port)
@@ -248,7 +250,8 @@ class JobManager:
 
     @property
     def fenced_total(self) -> int:
-        """Messages of replaced leaders, workers and attempts that the cluster has refused.
+        """Number of messages of replaced leaders, workers and attempts that the cluster has
+        refused.
 
         Counted since this process became the leader.
         """
@@ -262,7 +265,8 @@ class JobManager:
         )
 
     def known_jobs(self) -> dict[str, ClusterJob]:
-        """Returns the running jobs and the last ended ones; empty while another process leads."""
+        """Returns the running jobs and the last ended jobs, by job id; empty while another process
+        leads."""
         return {} if self._now_leading() is None else {**self._ended, **self._jobs}
 
     def taskmanagers(self) -> list[tuple[str, int, int, float]]:
@@ -273,12 +277,13 @@ class JobManager:
         return leading.resources.taskmanagers()
 
     def network_bytes(self, worker_id: str) -> int:
-        """Returns the network memory of a TaskManager; 0 if it is gone."""
+        """Returns the network memory of a TaskManager in bytes; 0 if the TaskManager is gone."""
         leading = self._now_leading()
         return 0 if leading is None else leading.resources.network_bytes(worker_id)
 
     async def _job_report(self, job_id: str) -> bytes:
-        """Describes a job to its submitting process, which shows it to users."""
+        """Returns the encoded report of a job for its submitting process, which shows it to
+        users."""
         job = self.known_jobs().get(job_id)
         if job is None:
             raise UnknownJob(f"job {job_id} is not known here; list the jobs")
@@ -289,7 +294,7 @@ class JobManager:
     async def ask_taskmanager(self, worker_id: str, what: str, *args: Any) -> Any:
         """Asks a TaskManager about itself: see `ProcessInspector.ask`.
 
-        Raises Broken if it is gone.
+        Raises Broken if the TaskManager is gone.
         """
         return await (await self._leader()).resources.ask(worker_id, "inspect", what, *args)
 
@@ -362,7 +367,8 @@ class JobManager:
             leading.resources.connection_ended(connection)
 
     async def _say_who_leads(self) -> str:
-        """Returns "here", the address of another leader, or nothing if there is none."""
+        """Returns "here" if this process leads, otherwise the address of the leader, or "" if none
+        is known."""
         if self._now_leading() is not None:
             return "here"
         try:
@@ -393,7 +399,7 @@ class JobManager:
     ) -> int:
         """Submits a job and returns the token of the JobMaster.
 
-        With `attach` the connection gets the status and the end of the job.
+        With `attach`, changes of the job's status and its end are sent over `connection`.
         """
         leading = await self._leader()
         self._peers[connection] = None
@@ -416,9 +422,10 @@ class JobManager:
         location: str,
         taps: dict[int, tuple[TapPlace, bool]],
     ) -> int:
-        """Attaches the submitting process of a job to this leader, which it has just found.
+        """Attaches the submitting process of a job to this leader, after the process has found the
+        leader.
 
-        It gets the status and the end of the job, and runs its part of the job again.
+        The process gets the status and the end of the job, and runs its part of the job again.
         """
         leading = await self._leader()
         self._peers[connection] = None
@@ -430,7 +437,8 @@ class JobManager:
         return leading.token
 
     async def _list_jobs(self) -> list[tuple[Any, ...]]:
-        """Lists each job as `_packed`, with `ClusterJob.progress` if its JobMaster is here."""
+        """Lists each job as `_packed` encodes it, with `ClusterJob.progress` if its JobMaster is
+        here."""
         views = (await self._leader()).dispatcher.jobs()
         return [
             (
@@ -463,7 +471,8 @@ class JobManager:
     async def rescale(
         self, job_id: str, parallelism: int | None, of_operators: Mapping[str, int]
     ) -> None:
-        """Changes the parallelism of a running job, and stores it for the next leader.
+        """Changes the parallelism of a running job, and stores the new parallelism for the next
+        leader.
 
         Raises RescaleError, GraphError, JobNotRunning, UnknownJob.
         """
@@ -494,7 +503,7 @@ class JobManager:
     async def _shutdown(self) -> int:
         """Ends the whole cluster and returns the pid of this process.
 
-        Jobs are left as they are, TaskManagers are released, then this process ends.
+        Jobs are left as they are, TaskManagers are released, and then this process ends.
         """
         await self._leader()
         self._shutting_down = True

@@ -1,8 +1,8 @@
 """The peers of a JobManager: TaskManagers, whose calls it answers, and the submitters of its jobs.
 
-A submitter gets the status and the end of its job, may run a part of it, and attaches to the next
-leader. It is known from its submission, or its return, until its connection or its job ends. All
-calls are on the event loop.
+A submitter gets the status and the end of its job, may run a part of the job, and attaches to the
+next leader. A submitter is known from its submission, or its return, until its connection or its
+job ends. All calls are on the event loop.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ __all__ = ["SUBMITTER_RETURNS_S", "Submitters", "TaskManagerCalls"]
 class TaskManagerCalls:
     """Answers the calls of TaskManagers.
 
-    `jobs`: the running jobs by id. `registers(connection)` returns the ResourceManager for a new
-    TaskManager, as soon as there is one. `resources()` returns the current one.
+    `jobs` holds the running jobs by id. `registers(connection)` waits until there is a
+    ResourceManager for a new TaskManager, and returns it. `resources()` returns the current
+    ResourceManager, or None.
     """
 
     def __init__(
@@ -45,16 +46,17 @@ class TaskManagerCalls:
         resources: Callable[[], ResourceManager | None],
         ended: Container[str] = (),
     ) -> None:
-        """Makes the calls. `ended` contains the ids of jobs that have ended."""
+        """`ended` contains the ids of jobs that have ended."""
         self._ended = ended
         self._jobs = jobs
         self._registers = registers
         self._resources = resources
         self.fenced_total = 0
-        """Refused messages that were meant for another JobMaster."""
+        """Number of refused messages that were meant for another JobMaster."""
 
     def handlers(self, connection: RpcConnection) -> dict[str, Callable[..., Any]]:
-        """Returns the handlers of one connection."""
+        """Returns the functions that answer the calls of a TaskManager over `connection`, by method
+        name."""
         return {
             "register": partial(self._register, connection),
             "heartbeat": self._on_heartbeat,
@@ -76,7 +78,7 @@ class TaskManagerCalls:
         }
 
     def to_job(self, tell: Callable[..., Any], job_id: str, *what: Any) -> Any:
-        """Passes a message on to a job, unless the job has just ended."""
+        """Calls `tell(job, *what)` for the job with this id, unless the job has just ended."""
         if job_id in self._jobs:
             return tell(self._jobs[job_id], *what)
         return None
@@ -118,8 +120,8 @@ class TaskManagerCalls:
         resources.alive(worker_id, registration)
 
     def _on_give_up(self, worker_id: str, reason: str) -> None:
-        """Ends a TaskManager at its own request, because a function goes on although its task was
-        cancelled.
+        """Ends a TaskManager at its own request, because a function still runs although its task
+        was cancelled.
         """
         resources = self._resources()
         if resources is not None:
@@ -167,7 +169,7 @@ class TaskManagerCalls:
             job.not_opened(worker_id, error)
 
     def _process_lost(self, worker_id: str, job_id: str, token: int, error: bytes) -> None:
-        """Handles the end of the process of a job. Its TaskManager and other jobs there go on."""
+        """Handles the end of the process of a job. The TaskManager and its other jobs go on."""
         job = self._jobs.get(job_id)
         if job is not None and job.token == token:
             loss = unpack_error(error, Codec())
@@ -194,17 +196,17 @@ SUBMITTER_RETURNS_S = 30.0
 
 
 class Submitters:
-    """The submitters by job."""
+    """The submitters of the running jobs, by job id."""
 
     def __init__(self) -> None:
         self._known: dict[str, Submitter] = {}
         self._awaited: dict[str, asyncio.Future[Submitter]] = {}
-        """Recovered jobs that wait for their submitters."""
+        """Futures for the submitters that recovered jobs wait for, by job id."""
         self._following: dict[asyncio.Task[None], None] = {}
 
     def get(self, job_id: str) -> Submitter | None:
-        """Returns the submitter of a job. None if it did not stay, is not connected, or the job is
-        over.
+        """Returns the submitter of a job. Returns None if the submitter did not stay or is not
+        connected, or if the job is over.
         """
         return self._known.get(job_id)
 
@@ -215,7 +217,7 @@ class Submitters:
     def returned(self, job_id: str, submitter: Submitter) -> bool:
         """Adds a submitter that has found this leader.
 
-        Returns False if no `wait_for` waits for it.
+        Returns False if no `wait_for` waits for this submitter.
         """
         self._known[job_id] = submitter
         awaited = self._awaited.get(job_id)
@@ -229,7 +231,8 @@ class Submitters:
         self._known.pop(job_id, None)
 
     def lost(self, connection: RpcConnection) -> list[str]:
-        """Returns the jobs whose submitter used `connection`, which has ended."""
+        """Removes the submitters that used `connection`, which has ended. Returns the ids of their
+        jobs."""
         jobs = [
             job_id
             for job_id, submitter in self._known.items()
@@ -244,7 +247,8 @@ class Submitters:
         self._known.clear()
 
     async def wait_for(self, job_id: str) -> Submitter | None:
-        """Waits for a submitter to return; None if it does not within SUBMITTER_RETURNS_S."""
+        """Waits for the submitter of a job to return. Returns None if it does not within
+        `SUBMITTER_RETURNS_S`."""
         returns: asyncio.Future[Submitter] = asyncio.get_running_loop().create_future()
         self._awaited[job_id] = returns
         try:
@@ -256,9 +260,10 @@ class Submitters:
             del self._awaited[job_id]
 
     def follow(self, dispatcher: Dispatcher, job_id: str, connection: RpcConnection | None) -> None:
-        """Notifies `connection` once the job has ended, and then forgets its submitter.
+        """Notifies `connection`, if given, once the job has ended, and then forgets the job's
+        submitter.
 
-        The wait ends with `dispatcher` at the latest.
+        The wait ends at the latest when `dispatcher` ends.
         """
         following = self._tell_the_end(dispatcher, job_id, connection)
         task = asyncio.get_running_loop().create_task(following, name=f"follow {job_id}")

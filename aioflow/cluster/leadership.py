@@ -1,9 +1,10 @@
 """Leader election, and how a client finds the leader.
 
 One of several candidates leads while it holds the lease (`checkpoint.lease`). A client asks any
-JobManager that it can reach, or reads the lease in the cluster's directory: each JobManager knows
-the leader from the lease. A dead leader stays in the lease until the lease expires. So connections
-to it may be refused for some seconds, and the client must try again.
+JobManager that it can reach, because each JobManager knows the leader from the lease. Or the client
+reads the lease in the cluster's directory itself. A dead leader stays in the lease until the lease
+expires. So connections to the leader may be refused for some seconds, and the client must try
+again.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Leadership(Lease):
     def check(self) -> None:
         """Raises StaleLeader unless this candidate leads at this moment.
 
-        After that the term is over, even if a renewal in progress still succeeds: a caller that saw
-        StaleLeader has stopped for good. Another leader does the remaining work.
+        Once this has raised, it always raises, even if a renewal in progress still succeeds. The
+        reason is that the caller has stopped its work for good. Another leader does the remaining
+        work.
         """
         if not self.is_valid:
             self.revoke()
@@ -68,14 +70,14 @@ class Leadership(Lease):
 
 
 class DirectoryLeases(ObjectLeases):
-    """A LeaseStore in a directory of its own."""
+    """A LeaseStore in a directory that holds nothing else."""
 
     def __init__(self, host: Host, path: str) -> None:
         super().__init__(DirectoryObjects(host, path))
 
 
 class LeaderElection:
-    """One candidate. `address` is its published address as leader."""
+    """A candidate for the leadership. `address` is the address that it publishes as leader."""
 
     def __init__(
         self, host: Host, leases: LeaseStore, address: str, options: LeaseOptions | None = None
@@ -86,7 +88,7 @@ class LeaderElection:
         self._options = options or LeaseOptions()
         self._keeper = LeaseKeeper(host, leases, address, address, self._options)
         self.candidate = self._keeper.candidate
-        """Identifies this run of the candidate; after a restart it is another."""
+        """Identifies this run of the candidate; a restarted candidate has another value."""
 
     async def run(
         self,
@@ -96,9 +98,9 @@ class LeaderElection:
         """Contends for the lease until `given_up` is set, and runs `lead(leadership)` while it
         leads.
 
-        `lead` is cancelled when the lease is lost, and then has `stop_s` to end. `run` returns when
-        `lead` returns. An error of `lead` is raised after the lease was released. If `lead` raises
-        StaleLeader, `run` contends again.
+        `lead` is cancelled when the lease is lost, and then has `LeaseOptions.stop_s` to end. `run`
+        returns when `lead` returns. An error of `lead` is raised after the lease was released. If
+        `lead` raises StaleLeader, `run` contends again.
         """
         given_up = given_up or asyncio.Event()
         while (leadership := await self._win(given_up)) is not None:
@@ -173,7 +175,8 @@ LEASE_DIRECTORY = "leader"
 """Directory of the lease, inside the directory of a cluster."""
 
 ANSWER_S = 5.0
-"""Timeout for the question who leads. A slower JobManager is stopped or cut off."""
+"""Timeout for the question to a JobManager which one leads. A JobManager that takes longer is
+stopped or cut off."""
 
 Address = tuple[str, int]
 
@@ -181,13 +184,14 @@ Address = tuple[str, int]
 class NoLeader(AioflowError):
     """JobManagers can be reached, but none of them leads now.
 
-    One will within seconds: ask again.
+    A JobManager will lead within seconds, so ask again.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderRetrieval:
-    """Where to find JobManagers: their `addresses`, or `data`, the directory of their lease.
+    """Where to find JobManagers: at their `addresses`, or by `data`, the cluster's directory with
+    the lease.
 
     One of the two is enough. This process must be able to read `data`.
     """
@@ -196,9 +200,10 @@ class LeaderRetrieval:
     data: str | None = None
 
     async def known(self, host: Host) -> list[Address]:
-        """Returns the addresses to ask, first the leader in the lease.
+        """Returns the addresses of JobManagers to ask, beginning with the leader that the lease
+        names.
 
-        Raises FileNotFoundError if there is none.
+        Raises FileNotFoundError if no address is known.
         """
         found: dict[Address, None] = {}
         if self.data is not None:
@@ -230,8 +235,8 @@ async def connect_to_leader(
 ) -> tuple[Address, RpcConnection]:
     """Connects to the leading JobManager. Returns its address and the connection.
 
-    Raises OSError if no JobManager can be reached (TimeoutError: it does not answer), NoLeader if
-    some can be reached but none leads, Broken if one refuses the secret.
+    Raises OSError if no JobManager can be reached (TimeoutError if it does not answer). Raises
+    NoLeader if some can be reached but none leads, and Broken if one refuses the secret.
     """
     chosen: RpcConnection | None = None
 
@@ -280,7 +285,7 @@ async def connect_to_leader(
 
 
 def parse_address(text: str) -> Address:
-    """Parses HOST:PORT. Raises ValueError."""
+    """Parses the text HOST:PORT. Raises ValueError if it is malformed."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"expected HOST:PORT, got {text!r}")
@@ -288,5 +293,5 @@ def parse_address(text: str) -> Address:
 
 
 def parse_addresses(text: str) -> tuple[Address, ...]:
-    """Parses one or more HOST:PORT, separated by commas. Raises ValueError."""
+    """Parses one or more HOST:PORT, separated by commas. Raises ValueError if one is malformed."""
     return tuple(parse_address(one.strip()) for one in text.split(","))

@@ -30,7 +30,7 @@ __all__ = ["LocalCluster"]
 class LocalCluster(RunningJob):
     """Runs one job for as long as `run` runs.
 
-    `job_master` and `task_executor` can be used meanwhile.
+    `job_master` and `task_executor` can be used while `run` runs.
     """
 
     job_master: JobMaster
@@ -58,7 +58,7 @@ class LocalCluster(RunningJob):
     async def run(self) -> JobStatus:
         """Deploys the job and waits for its end.
 
-        A cancellation cancels the job and waits until its tasks are gone.
+        Cancelling this call cancels the job, and waits until its tasks have ended.
         """
         failure: Exception | None = None
         async with self._group:

@@ -1,8 +1,8 @@
-"""The jobs that are open on a TaskManager: opens each with its first slot, and closes it when it no
-longer needs this process.
+"""The jobs that are open on a TaskManager. A job is opened with its first slot, and closed when it
+no longer needs this process.
 
-A job is open while a session of it is here. A session belongs to one JobMaster, which its fencing
-token names. The next JobMaster gets a session of its own.
+A job is open while this process has a session of the job. A session belongs to one JobMaster, which
+the session's fencing token identifies. The next JobMaster gets a session of its own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 
 class Session(Protocol):
-    """A job that is open here: a `JobSession`, or a `JobProcess` which has one."""
+    """A job that is open here: a `JobSession`, or a `JobProcess` that runs a `JobSession`."""
 
     token: int
     location: str
     requests: dict[str, Callable[..., Any]]
-    """Name in `REQUESTS` -> the function that answers it. The function returns an awaitable if the
-    job has a process of its own.
+    """Maps each name in `REQUESTS` to the function that answers this request. The function returns
+    an awaitable if the job has a process of its own.
     """
 
     @property
@@ -46,22 +46,22 @@ class Session(Protocol):
 
 
 class Opener(Protocol):
-    """The TaskManager, as its open jobs see it."""
+    """The interface of the TaskManager for its open jobs."""
 
     @property
     def id(self) -> str: ...
     @property
     def connection(self) -> RpcConnection | None:
-        """Connection to the JobManager, None while there is none."""
+        """Connection to the JobManager; None while there is none."""
 
     async def load(self, job_id: str, token: int, content: bytes) -> bytes:
         """Loads the code of a job, and adds its session to the open jobs.
 
-        Returns the packed error of the code, or nothing. May also raise the error.
+        Returns the packed error of the code, empty if there is none. May also raise the error.
         """
 
     def carry_out(self, instructions: list[Instruction]) -> None:
-        """Carries out what the slot table decided."""
+        """Carries out instructions of the slot table."""
 
     def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Starts a task that belongs to the TaskManager."""
@@ -71,7 +71,8 @@ class Opener(Protocol):
 
 
 class OpenJobs:
-    """The sessions of one TaskManager. `retry_s` is the pause before another try to open a job."""
+    """The sessions of one TaskManager. `retry_s` is the pause in s before another try to open a
+    job."""
 
     def __init__(self, opener: Opener, table: TaskSlotTable, host: Host, retry_s: float) -> None:
         self._opener = opener
@@ -82,10 +83,10 @@ class OpenJobs:
         self._closing: dict[Session, None] = {}
         """Sessions that are being closed."""
         self._opening: dict[str, asyncio.Task[None]] = {}
-        """Tasks that find the JobMaster of a job and load its code, by job."""
+        """Tasks that find the JobMaster of a job and load the job's code, by job id."""
 
     def session(self, job_id: str) -> Session:
-        """Returns the session of an open job. Raises Closed for any other."""
+        """Returns the session of an open job. Raises Closed if the job is not open."""
         session = self.sessions.get(job_id)
         if session is None:
             raise Closed(
@@ -102,7 +103,7 @@ class OpenJobs:
         self.close_unused()
 
     def has_slot(self, job_id: str) -> bool:
-        """Returns whether a slot here belongs to the job."""
+        """Returns whether a slot of this TaskManager belongs to the job."""
         return any(status.job_id == job_id for status in self._table.report())
 
     # Opening.
@@ -122,9 +123,9 @@ class OpenJobs:
         self.close_unused()  # The slot may be freed by now.
 
     async def _open(self, job_id: str) -> None:
-        """Gets the code from the JobMaster, loads it, and offers the slots.
+        """Gets the code from the JobMaster, loads it, and offers the job's slots to the JobMaster.
 
-        It tries until there is a JobMaster, or the slot is freed.
+        Tries again until there is a JobMaster, or the slot is freed.
         """
         while (connection := self._opener.connection) is not None and self.has_slot(job_id):
             try:
@@ -147,9 +148,10 @@ class OpenJobs:
             return
 
     async def _load(self, job_id: str, token: int, content: bytes) -> bytes:
-        """Loads a job, unless it is open for this JobMaster. Returns its packed error, or nothing.
+        """Loads a job, unless it is open for this JobMaster. Returns the packed error of its code,
+        empty if there is none.
 
-        The session of another JobMaster is closed first.
+        If the job is open for another JobMaster, that session is closed first.
         """
         old = self.sessions.get(job_id)
         if old is not None and old.token != token:
@@ -189,7 +191,7 @@ class OpenJobs:
             self.close_unused()
 
     async def close(self, job_id: str) -> None:
-        """Closes a finished job, and raises the errors of its resources."""
+        """Closes a finished job, and raises the errors of closing its resources."""
         session = self.sessions.pop(job_id, None)
         if session is not None:
             self._drop_token(job_id, session.token)
@@ -199,7 +201,7 @@ class OpenJobs:
         """Closes the jobs that no longer need this process.
 
         A job whose tasks have finished here stays until it is over. Other processes may still read
-        their output, and shared resources are closed at its end.
+        the output of these tasks, and shared resources are closed at the end of the job.
         """
         for job_id, session in list(self.sessions.items()):
             if self.has_slot(job_id) or job_id in self._opening:
@@ -212,8 +214,8 @@ class OpenJobs:
     async def _close(self, session: Session) -> None:
         """Closes a session that serves no job any more.
 
-        If this is cancelled, the session stays in `left`, and the TaskManager closes it when it
-        ends.
+        If this call is cancelled, the session stays in `left`, and the TaskManager closes it when
+        the TaskManager ends.
         """
         self._closing[session] = None
         await session.close()
@@ -238,7 +240,7 @@ class OpenJobs:
 
     @property
     def left(self) -> list[Session]:
-        """Sessions that are not closed, in the order in which to close them."""
+        """Sessions that are not closed yet, in the order in which they are to be closed."""
         return [*self._closing, *self.sessions.values()]
 
 

@@ -1,16 +1,16 @@
 """The tasks of one job on a cluster: the processes that run them, and the requests to them.
 
-A task runs in a TaskManager, in the process that submitted the job, or here. If the job runs inside
-its own program, tasks that stay in the program are reached by direct calls. Requests to one process
-stay in order. A request to a lost process is dropped.
+A task runs in a TaskManager, in the process that submitted the job, or in this process. If the job
+runs inside its own program, tasks that stay in the program are reached by direct calls. Requests to
+one process stay in order. A request to a lost process is dropped.
 
 A healthy process watches the end of its own cancelled tasks (`task/ending.py`). This module
 watches the processes: if a function blocks the event loop of a process, the cancellation never
 arrives.
 
-Taps are subscriptions of the submitter, and watchers in the JobManager. Each tap has a number. The
+Taps are subscriptions of the submitter, or watchers in the JobManager. Each tap has a number. The
 submitter numbers its taps from 1; watchers here have negative numbers. Every TaskManager gets every
-tap, also one that joins later. If a subscription may miss rows, rows that a slow submitter does not
+tap, even if it joins later. If a subscription may miss rows, rows that a slow submitter does not
 take in time are counted and dropped.
 """
 
@@ -57,10 +57,10 @@ SUBMITTER = ""
 
 
 class JobPeer(msgspec.Struct):
-    """One process.
+    """A process that is connected to the JobMaster.
 
-    `location` is the address at which other processes read its partitions; empty if it runs no
-    tasks.
+    `location` is the address at which other processes read the partitions of this process; empty if
+    it runs no tasks.
     """
 
     connection: RpcConnection
@@ -68,7 +68,8 @@ class JobPeer(msgspec.Struct):
 
 
 class JobPeers:
-    """The processes by worker id. The submitter is one of them while it is connected."""
+    """The connected processes of a job, by worker id. The submitter is one of them while it is
+    connected."""
 
     def __init__(self) -> None:
         self._peers: dict[str, JobPeer] = {}
@@ -76,7 +77,7 @@ class JobPeers:
         """Worker ids by location, including those of lost workers."""
 
     def get(self, worker_id: str | None) -> JobPeer | None:
-        """Returns a process, or None if it is not, or no longer, connected."""
+        """Returns the process of a worker, or None if the worker is not connected."""
         return None if worker_id is None else self._peers.get(worker_id)
 
     def all(self) -> list[JobPeer]:
@@ -84,7 +85,8 @@ class JobPeers:
         return list(self._peers.values())
 
     def joined(self, worker_id: str, connection: RpcConnection, location: str) -> bool:
-        """Adds a process. Returns False if it is known with this location and connection."""
+        """Adds a process. Returns False if the process is known already with this location and
+        connection."""
         known = self._peers.get(worker_id)
         if known is not None and known.location == location and known.connection is connection:
             return False
@@ -94,11 +96,12 @@ class JobPeers:
         return True
 
     def left(self, worker_id: str) -> bool:
-        """Removes a process. Returns False if it was not there."""
+        """Removes a process. Returns False if the process was not connected."""
         return self._peers.pop(worker_id, None) is not None
 
     def worker_at(self, location: str) -> str:
-        """Returns the TaskManager that is, or was, at `location`; empty if there was none."""
+        """Returns the id of the TaskManager that is, or was, at `location`; empty if there was
+        none."""
         return self._worker_ids.get(location, "")
 
     def location_of(self, worker_id: str) -> str:
@@ -107,11 +110,11 @@ class JobPeers:
         return "" if peer is None else peer.location
 
     def ask(self, worker_id: str, method: str, *args: Any) -> list[asyncio.Future[None]]:
-        """Sends a request after all earlier ones.
+        """Sends a request to a worker, in order after all earlier requests.
 
-        A failure shows elsewhere: by the end of the connection, or of the task. The returned
-        futures are done once there is an answer, or there can be none. The list is empty if the
-        worker is not connected.
+        Errors in the answer are ignored, because the end of the connection or of the task shows the
+        failure. Each returned future is done once there is an answer, or there can be none. The
+        list is empty if the worker is not connected.
         """
         peer = self._peers.get(worker_id)
         if peer is None or not peer.connection.is_open:
@@ -124,7 +127,8 @@ class JobPeers:
             self.ask(worker_id, method, *args)
 
     def ask_taskmanagers(self, method: str, *args: Any) -> list[asyncio.Future[None]]:
-        """Sends a request to all processes except the submitter. Returns as `ask` does."""
+        """Sends a request to all processes except the submitter. Returns the same kind of futures
+        as `ask`."""
         return [
             answer
             for worker_id in self._peers
@@ -137,16 +141,17 @@ Watcher = Callable[["RecordBatch"], None]
 
 
 class Submitter(msgspec.Struct, eq=False):
-    """The process that submitted a job and stays.
+    """The process that submitted a job, and stays connected.
 
-    `location` is empty if it runs no tasks; `taps`: tap id -> (place, may miss rows).
+    `location` is empty if the process runs no tasks. `taps` maps the id of each tap to its place
+    and to whether it may miss rows.
     """
 
     connection: RpcConnection
     location: str = ""
     taps: dict[int, tuple[TapPlace, bool]] = msgspec.field(default_factory=dict)
     missed: dict[int, int] = msgspec.field(default_factory=dict)
-    """Rows of each subscription that were dropped because the process does not keep up."""
+    """Number of rows that were dropped because the process does not keep up, by tap id."""
 
 
 class _Watch(msgspec.Struct, frozen=True):
@@ -159,7 +164,7 @@ class _Watch(msgspec.Struct, frozen=True):
 
 
 class JobTaps:
-    """The taps of one job. `submitter` is set while it is connected."""
+    """The taps of one job. `submitter` is None while the submitter is not connected."""
 
     def __init__(
         self, job_id: str, peers: JobPeers, codec: Codec, submitter: Submitter | None
@@ -184,7 +189,8 @@ class JobTaps:
     ) -> list[asyncio.Future[None]]:
         """Adds a watcher in this process.
 
-        The returned futures are done once each TaskManager has the tap, or is gone.
+        Returns a future for each TaskManager, which is done once the TaskManager has the tap, or is
+        gone.
         """
         self._watched += 1
         self._watchers[-self._watched] = _Watch(place, watcher, on_missed, may_miss)
@@ -203,7 +209,7 @@ class JobTaps:
             self._peers.ask_taskmanagers("remove_tap", self._job_id, place, tap_id)
 
     def add(self, place: TapPlace, tap_id: int, may_miss: bool) -> list[asyncio.Future[None]]:
-        """Adds a subscription of the submitter. Returns as `watch` does."""
+        """Adds a subscription of the submitter. Returns the same kind of futures as `watch`."""
         if self.submitter is not None:
             self.submitter.taps[tap_id] = place, may_miss
         return self._peers.ask_taskmanagers("add_tap", self._job_id, place, tap_id, may_miss)
@@ -215,12 +221,13 @@ class JobTaps:
         self._peers.ask_taskmanagers("remove_tap", self._job_id, place, tap_id)
 
     def notify(self, method: str, *args: Any) -> None:
-        """Notifies the submitter if it is connected."""
+        """Sends a notification to the submitter if it is connected."""
         if self.submitter is not None:
             self.submitter.connection.notify(method, *args)
 
     def tapped(self, tap_id: int, content: bytes, rows: int, missed: int, refused: str) -> None:
-        """Passes a batch to its watcher or the submitter, or the reason why it cannot be sent."""
+        """Passes a batch on to the watcher of the tap or to the submitter. `refused` is the reason
+        why the batch cannot be sent, or empty."""
         watch = self._watchers.get(tap_id)
         if watch is not None:
             if content:
@@ -244,8 +251,9 @@ logger = logging.getLogger(__name__)
 class PlacedTasks:
     """The `TaskExecutorGateway` of a JobMaster.
 
-    `submit(descriptor)` deploys a task later, and `cancel_waiting(attempt)` cancels one that waits.
-    `overdue(worker_id, attempt, why)` is called for a cancelled task that does not end.
+    `submit(descriptor)` deploys a task once there is a slot. `cancel_waiting(attempt)` cancels a
+    task that waits for a slot. `overdue(worker_id, attempt, why)` is called if a cancelled task
+    does not end in time.
     """
 
     def __init__(
@@ -271,9 +279,10 @@ class PlacedTasks:
             self.peers.joined(SUBMITTER, submitter.connection, submitter.location)
         self.taps = JobTaps(job_id, self.peers, codec, submitter)
         self.here: TaskExecutor | None = None
-        """Runs the tasks that stay in the program, if the job runs inside of it."""
+        """Executor of the tasks that stay in the program, if the job runs inside the program;
+        otherwise None."""
         self.placed: dict[ExecutionAttemptId, str] = {}
-        """Where each attempt that has not ended runs."""
+        """Worker id of the process in which each attempt runs that has not ended."""
         self._watches: dict[ExecutionAttemptId, asyncio.Task[None]] = {}
         """Tasks that check whether cancelled attempts end in time."""
 
@@ -431,13 +440,13 @@ class PlacedTasks:
 
 
 GRACE_S = 5.0
-"""Extra time for messages in transit, beyond the timeout of the process."""
+"""Extra time in s for messages in transit, beyond the timeouts that the process itself applies."""
 
 
 async def until_overdue(answers: Sequence[asyncio.Future[Any]], timeout_s: float) -> str:
-    """Waits until a task is overdue and returns the reason.
+    """Waits until a cancelled task is overdue, and returns the reason for an error message.
 
-    `answers`: done when its process has received the cancellation.
+    `answers` are futures that are done when the task's process has received the cancellation.
     """
     if not await wait_all(answers, timeout_s=timeout_s):
         return (

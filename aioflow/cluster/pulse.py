@@ -2,10 +2,10 @@
 
 A function that blocks (loading a model, a `time.sleep`) stops everything on the event loop,
 including its heartbeats. From outside the process looks dead. So this heartbeat comes from a thread
-with its own loop and connection, and says how long the main loop has been blocked. A process that
-is silent now is dead, stopped or cut off. A loop that is blocked for longer than a second is logged
-once, with the blocking line. While the process loads a program, a blocked loop is logged after
-`LOADING_S`, and again after twice the time: an import may hang.
+with its own loop and connection, and says how long the main loop has been blocked. With this
+heartbeat, a process that is silent is dead, stopped or cut off. A loop that is blocked for longer
+than a second is logged once, with the blocking line. While the process loads a program, a blocked
+loop is logged after `LOADING_S`, and again after twice the time, because an import may hang.
 
 Everything else in such a process still waits for its loop: nothing is deployed, cancelled or sent
 meanwhile. A function that holds the interpreter lock stops the thread as well, and the process is
@@ -38,7 +38,7 @@ __all__ = ["HELD_S", "LOADING_S", "Pulse"]
 logger = logging.getLogger(__name__)
 
 HELD_S = 1.0
-"""Time without a turn of the loop after which code of the user is said to block it."""
+"""Time without a turn of the loop after which the log says that user code blocks the loop."""
 
 LOADING_S = 5.0
 """Time after which the log shows the place of a slow import. Imports may take seconds."""
@@ -47,13 +47,15 @@ LOOK_S = 0.25
 """How often the loop marks itself as alive, and how often the thread checks."""
 
 ANSWER_S = 5.0
-"""Timeout of an answer; after it the thread reconnects."""
+"""Timeout of an answer to a heartbeat. After the timeout the thread connects again."""
 
 
 class Pulse:
-    """Use as `async with`: calls `alive(*who, held_s)` at `address` every `interval_s`.
+    """Calls `alive(*who, held_s)` at `address` every `interval_s`, from a thread. Use it as `async
+    with`.
 
-    `who` identifies this process to the peer.
+    `who` identifies this process to the peer. `held_s` is the time for which the loop has been
+    blocked.
     """
 
     def __init__(
@@ -74,18 +76,19 @@ class Pulse:
         self._seen_at = host.clock.monotonic()
         """When the loop last ran.
 
-        The loop writes it and the thread reads it. The thread writes `heard_at` and the loop reads
-        it.
+        The loop writes this time and the thread reads it. The thread writes `heard_at`, and the
+        loop reads it.
         """
         self.heard_at = self._seen_at
         """When the peer last answered."""
         self._loads = ""
-        """The program that is being loaded; empty if there is none."""
+        """Description of the program that is being loaded; empty if there is none."""
         self._loop_thread = threading.get_ident()
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        """Ends the thread's wait, once the thread runs."""
+        """The thread's own loop and the event that ends the thread's wait; None before the thread
+        runs."""
         self._thread: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -110,7 +113,7 @@ class Pulse:
 
     @contextmanager
     def loading(self, what: str) -> Iterator[None]:
-        """While entered, a blocked loop is reported as loading `what`, which may take long."""
+        """Inside the block, a blocked loop is reported as loading `what`, which may take long."""
         self._seen_at = self._host.clock.monotonic()
         self._loads = what
         try:

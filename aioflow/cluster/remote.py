@@ -1,6 +1,6 @@
 """`on=af.RemoteCluster(...)`: runs a flow of this program on an existing cluster.
 
-The handle is the same as for a local job.
+The job handle is the same as for a local job.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ __all__ = ["RemoteCluster", "RemoteRun"]
 logger = logging.getLogger(__name__)
 
 RETURN_TIMEOUT_S = 60.0
-"""How long a run looks for the next leader after it lost its JobManager: several leases."""
+"""How long a run looks for the next leader after it lost its JobManager: several lease
+durations."""
 
 REFRESH_S = 5.0
 """How long the JobManager may take to answer `refresh`."""
@@ -51,7 +52,7 @@ CANCEL_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 120.0
 """How long a cancelled job may take to end before its handle gives up.
 
-Longer than its tasks take to close, under two leaders.
+This is longer than the tasks of a job take to close, even if the leader changes meanwhile.
 """
 
 
@@ -61,15 +62,15 @@ class RemoteCluster:
 
     Use it as `await flow.execute(on=af.RemoteCluster("host:6123", secret=...))`.
 
-    `address`: one or more `host:port`, separated by commas, of which one leads. Or the `Path` of
-    the cluster's directory, whose lease names the leader. When another JobManager takes over, the
-    job and this handle continue there. Without checkpoints the job starts from the beginning.
-    `secret`: the shared secret of the cluster, or the `Path` of its file. By default it is the one
-    in the cluster's directory, or in `.aioflow` if `address` is no directory.
+    `address`: one or more `host:port` of JobManagers, separated by commas, of which one leads. Or
+    the `Path` of the cluster's directory, where the lease names the leader. When another JobManager
+    becomes the leader, the job and this handle continue there. Without checkpoints the job starts
+    from the beginning. `secret`: the shared secret of the cluster, or the `Path` of its file. The
+    default is the secret in the cluster's directory, or in `.aioflow` if `address` is no directory.
     `bind`: the address of this machine at which the cluster reaches the parts of the job that stay
-    in this process. These are functions as sinks, `collect` and pushed inputs.
-    `tls`: certificate files of this process, if the cluster uses TLS. `allow_plaintext`: needed for
-    a `bind` other than loopback without TLS.
+    in this process. Such parts are functions as sinks, `collect` and pushed inputs. `tls`:
+    certificate files of this process, if the cluster uses TLS. `allow_plaintext`: needed for a
+    `bind` other than loopback without TLS.
     """
 
     address: str | Path
@@ -83,7 +84,7 @@ class RemoteCluster:
 
     @property
     def where(self) -> LeaderRetrieval:
-        """Where the JobManagers are. Raises ValueError."""
+        """Where to find the JobManagers. Raises ValueError if `address` is malformed."""
         return (
             LeaderRetrieval(data=str(self.address))
             if isinstance(self.address, Path)
@@ -112,7 +113,7 @@ class RemoteCluster:
 
     @property
     def _directory(self) -> Path:
-        """The cluster's directory, if it is on this machine."""
+        """The directory of the cluster: `address` if it is a `Path`, otherwise `DATA`."""
         return self.address if isinstance(self.address, Path) else DATA
 
 
@@ -153,7 +154,7 @@ class RemoteRun(RunningJob):
         self.task_executor = self._home
         self._client = ClusterClient(host, where, secret, self._handlers())
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the connection to the leader ends before the job does."""
+        """Future that is done when the connection to the leader ends before the job does."""
         self._has_returned = False
         self._giving_up: asyncio.TimerHandle | None = None
         """Timer that is set when the job is cancelled. It limits how long the run waits for the end
@@ -167,7 +168,7 @@ class RemoteRun(RunningJob):
         """The TaskManagers of the cluster at the last `refresh`."""
 
     async def run(self) -> JobStatus:
-        """Submits the job and follows it to its end. A cancellation cancels the job."""
+        """Submits the job and follows it to its end. Cancelling this call cancels the job."""
         self._client.on_closed = self._on_closed
         async with self._client:
             asking = asyncio.get_running_loop().create_task(
@@ -222,10 +223,10 @@ class RemoteRun(RunningJob):
                 )
 
     async def _return(self) -> None:
-        """Finds the current leader, and the job there.
+        """Finds the current leader, and attaches to the job there.
 
         A job that is not submitted yet is submitted, unless the leader has it. Raises OSError or
-        AioflowError if no leader is found, or if it does not know a job that was submitted.
+        AioflowError if no leader is found, or if the leader does not know a job that was submitted.
         """
         logger.warning(
             "the connection to the cluster at %s ended; job %s is looked for under its next leader",
@@ -278,7 +279,7 @@ class RemoteRun(RunningJob):
             )
 
     def _give_up(self, what: str) -> None:
-        """Fails this handle: it will not learn the end of the job."""
+        """Fails this handle, because it will not learn the end of the job."""
         if not self.job_master.terminated.done():
             error = self.job_master.error = Broken(
                 f"job {self.job_id} {what}; it may go on: aioflow list --at {self._where}"
@@ -416,7 +417,7 @@ class RemoteRun(RunningJob):
     async def refresh(self) -> None:
         """Asks the JobMaster for attempts, failures, checkpoints and processes.
 
-        Raises AioflowError if it does not answer.
+        Raises AioflowError if the JobMaster does not answer.
         """
         if not self._submitted or self.job_master.terminated.done():
             return

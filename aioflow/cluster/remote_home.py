@@ -1,10 +1,12 @@
-"""The submitter's side of a job that runs elsewhere: the part that stays, and a stand-in JobMaster.
+"""The submitter's side of a job on a cluster: the part of the job that stays in this process, and a
+stand-in for the JobMaster.
 
-Collected results, pushed inputs and local functions cannot leave the process. For them the process
-is a worker, from submission to the end of the connection, and again under the next leader. The
+Collected results, pushed inputs and local functions cannot leave the process. So the process is a
+worker for them, from submission to the end of the connection, and again under the next leader. The
 subscriptions of the process outlive connections and leaders.
 
-The stand-in has the last reported state of the JobMaster. Requests go to that JobMaster.
+The stand-in holds the state that the JobMaster last reported, and passes requests on to the
+JobMaster.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ class _Tap:
 class RemoteHome:
     """The local part of a job, and the `TaskReader` of its subscriptions and queries.
 
-    `connection()` is the connection to the leader. `runs()` says whether the job has a JobMaster
-    there.
+    `connection()` returns the connection to the leader. `runs()` returns whether the leader has a
+    JobMaster of the job.
     """
 
     def __init__(
@@ -80,9 +82,9 @@ class RemoteHome:
         self._tap_numbers = itertools.count(1)
 
     async def open(self) -> str:
-        """Makes this process a worker for the part that stays here.
+        """Makes this process a worker for the part of the job that stays here.
 
-        Returns the address for other processes, empty if no part stays.
+        Returns the address for other processes; empty if no part of the job stays here.
         """
         if not any(vertex.stays_here for vertex in self._job.graph.vertices):
             return ""
@@ -117,11 +119,11 @@ class RemoteHome:
         return {} if self._session is None else self._session.metrics.snapshot()
 
     def own_metrics(self) -> dict[str, float]:
-        """Metrics of this process itself."""
+        """Returns the metrics of this process itself."""
         return {} if self._session is None else self._session.metrics.own_values()
 
     def told_taps(self) -> dict[int, tuple[TapPlace, bool]]:
-        """Returns the place of each subscription, by number, and whether it may miss rows."""
+        """Maps the number of each subscription to its place and to whether it may miss rows."""
         return {
             tap_id: (tap.place, tap.on_missed is not None) for tap_id, tap in self._taps.items()
         }
@@ -188,7 +190,8 @@ class RemoteHome:
 
 
 class RemoteJobMaster:
-    """`restart` is the policy sent with the job; the JobMaster reports its restarts."""
+    """The stand-in for the JobMaster of a job on a cluster. `restart` is the policy that was sent
+    with the job."""
 
     def __init__(self, host: Host, job_id: str, graph: JobGraph, restart: RestartPolicy) -> None:
         self._host = host
@@ -198,22 +201,23 @@ class RemoteJobMaster:
         self.terminated: asyncio.Future[JobStatus] = asyncio.get_running_loop().create_future()
         self.timestamps_ms: dict[JobStatus, int] = {}
         self.history = JobHistory()
-        """The reported states of the tasks."""
+        """The history of the job, with the reported states of its tasks."""
         self.checkpoint_settings: CheckpointSettings | None = None
         self.checkpoint_statistics: CheckpointStatistics | None = None
-        """Kept by the remote JobMaster; `refresh` copies it."""
+        """The statistics that the remote JobMaster keeps, as of the last `refresh`."""
         self.ask: Callable[..., None] | None = None
-        """Sends a request, once the job is submitted."""
+        """Function that sends a request to the JobMaster; None before the job is submitted."""
         self.call: Callable[..., Awaitable[Any]] | None = None
-        """Sends a request and awaits its answer, once the job is submitted."""
+        """Function that sends a request to the JobMaster and awaits the answer; None before the job
+        is submitted."""
         self.cancel_asked = False
         self.on_cancel: Callable[[], None] = lambda: None
         self._stop: tuple[bool, bool, str | None] | None = None
         self.stopped_with: str | None = None
-        """URL of the savepoint that the job ended with."""
+        """URL of the savepoint with which the job ended; None if there is none."""
         self.stop_error: BaseException | None = None
         self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails if the cluster refuses the last stop; the job then goes on."""
+        """Future that fails if the cluster refuses the last stop. The job then goes on."""
         self.set_status(JobStatus.CREATED)
 
     @property
@@ -246,7 +250,8 @@ class RemoteJobMaster:
             self.stop_refused.exception()  # Marks it as retrieved; there may be no waiter.
 
     async def savepoint(self, directory: str | None = None) -> str:
-        """Takes a savepoint under the store, or at the URL `directory`. Returns its URL."""
+        """Takes a savepoint under the store, or below the URL `directory`. Returns the savepoint's
+        URL."""
         return str(await self._called("savepoint", directory))
 
     async def savepoints(self) -> list[str]:
@@ -254,7 +259,7 @@ class RemoteJobMaster:
         return list(await self._called("savepoints"))
 
     async def checkpoint(self) -> int:
-        """Takes a checkpoint now. Returns its number once it is completed."""
+        """Takes a checkpoint now. Returns the checkpoint's number once it has completed."""
         return int(await self._called("checkpoint"))
 
     async def rescale(self, parallelism: int | None, of_operators: Mapping[str, int]) -> None:

@@ -10,7 +10,7 @@ A rescaling stops the job at a checkpoint, and goes on from there at another par
 Nothing is processed after the barriers of step 3, so no result comes twice, even in a sink that
 commits nothing. If a checkpoint fails, the tasks go on as before. If a task fails meanwhile, the
 job restarts as always, and the rescaling is tried again. If the job waits for a restart anyway,
-that restart has the new parallelism. If the network memory does not suffice for the new tasks, the
+that restart uses the new parallelism. If the network memory does not suffice for the new tasks, the
 former ones start again from the same checkpoint.
 
 With too few slots a job runs at a lower parallelism that they allow, and at a higher one when more
@@ -21,7 +21,7 @@ slots come:
     runs at less --more have come, and none for `SETTLE_S`--> is rescaled to what they allow
 
 The first of these steps interrupts no running task, because all tasks still wait. The last step
-needs checkpoints; a job without checkpoints stays at its parallelism.
+needs checkpoints; a job without checkpoints keeps its lower parallelism.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["SETTLE_S", "AdaptiveParallelism", "Rescaling", "fitting"]
 logger = logging.getLogger(__name__)
 
 TRIES = 10
-"""Number of times that a rescaling begins again after a restart of the job."""
+"""Maximum number of times that a rescaling begins again after a restart of the job."""
 
 
 class Rescaling:
@@ -80,9 +80,10 @@ class Rescaling:
     async def outcome(
         self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None
     ) -> Exception | None:
-        """Rescales like `run`, and returns its error instead of raising it.
+        """Rescales as `run` does, but returns the error of `run` instead of raising it; None after
+        a success.
 
-        The job runs this in its task group, where raising an error would end the job.
+        The job runs this method in its task group, where raising an error would end the job.
         """
         try:
             await self.run(graph, resources)
@@ -93,11 +94,11 @@ class Rescaling:
     async def run(
         self, graph: JobGraph, resources: AbstractAsyncContextManager[None] | None = None
     ) -> None:
-        """Returns once every task of `graph` runs.
+        """Rescales the job to `graph`, and returns once every task of `graph` runs.
 
-        `resources` is entered before step 2, and left when all new tasks run. Without `resources`,
-        a job that has this parallelism already stays as it is. Raises RescaleError or JobNotRunning
-        if the job goes on as it was, or has ended.
+        The context manager `resources` is entered before step 2, and left when all new tasks run.
+        Without `resources`, a job that has this parallelism already stays as it is. Raises
+        RescaleError if the job goes on as it was, and JobNotRunning if it has ended.
         """
         checkpoints = self.check()
         if resources is None and same_parallelism(graph, self._executions.graph):
@@ -158,7 +159,8 @@ class Rescaling:
         return ", ".join(changed) or "other workers"
 
     async def _hold(self, checkpoints: JobCheckpoints) -> None:
-        """Pauses all tasks with a checkpoint, and returns once it contains all their work."""
+        """Pauses all tasks with a checkpoint, and returns once the checkpoint contains all their
+        work."""
         for tries_left in reversed(range(TRIES)):
             if self._executions.is_down:
                 return
@@ -186,7 +188,7 @@ class Rescaling:
             raise self.ended()
 
     def ended(self, status: str = "") -> JobNotRunning:
-        """Returns the error of a job that cannot be rescaled because of its `status`."""
+        """Returns the error for a job that cannot be rescaled because of its `status`."""
         executions = self._executions
         return JobNotRunning(
             f"job {executions.graph.name!r} ({executions.job_id}) is "
@@ -207,17 +209,17 @@ class Rescaling:
 
 
 SETTLE_S = 10.0
-"""A job is rescaled when no further slot has arrived for this time.
+"""A job with too few slots is rescaled when no further slot has arrived for this time in s.
 
-So workers that start together cause one rescaling.
+So workers that start together cause only one rescaling.
 """
 
 _STARTED = (ExecutionState.INITIALIZING, ExecutionState.RUNNING, ExecutionState.CANCELING)
 
 
 def fitting(graph: JobGraph, slots: int) -> JobGraph | None:
-    """Returns `graph` at the largest parallelism that `slots` allow; None if they are too few for
-    any."""
+    """Returns `graph` at the largest parallelism for which `slots` slots suffice; None if they
+    suffice for none."""
     roaming = {v.id: v.parallelism for v in graph.vertices if not v.stays_here}
     for width in range(max(roaming.values(), default=1), 0, -1):
         smaller = with_parallelism(graph, {id_: min(n, width) for id_, n in roaming.items()})
@@ -230,7 +232,7 @@ class AdaptiveParallelism:
     """The parallelism of one job whose slots may be too few.
 
     `rescale(graph)` is a method of the JobMaster. `slots()` returns how many slots the job has.
-    `can_grow`: whether the job has checkpoints.
+    `can_grow` tells whether the job has checkpoints from which it can continue with more slots.
     """
 
     def __init__(
@@ -254,11 +256,12 @@ class AdaptiveParallelism:
         """
         self._timer: asyncio.TimerHandle | None = None
         self._in_line = False
-        """Whether the log says that the job waits for slots of other jobs."""
+        """Whether the log already says that the job waits for slots of other jobs."""
 
     @property
     def slots_wanted(self) -> int:
-        """Number of slots that the wanted parallelism needs; 0 if the job runs at it."""
+        """Number of slots that the wanted parallelism needs; 0 if the job runs at this parallelism,
+        or cannot grow."""
         return slots_needed(self._wanted) if self._wanted is not None and self._can_grow else 0
 
     def choose(self) -> None:
@@ -267,7 +270,8 @@ class AdaptiveParallelism:
         self._stop_timer()
 
     def shrink(self) -> JobGraph | None:
-        """Returns the graph that fits the present slots if all tasks wait for slots, else None."""
+        """Returns the graph at a lower parallelism that fits the present slots. Returns None if
+        there is none, or if tasks have started."""
         executions, slots = self._executions, self._slots()
         if any(execution.state in _STARTED for execution in executions.executions.values()):
             return None
@@ -304,8 +308,8 @@ class AdaptiveParallelism:
         return True
 
     def slots_came(self) -> None:
-        """Rescales a job that runs with too few slots, so that it uses all it has. Waits first
-        until no further slots have come for `SETTLE_S`.
+        """Rescales a job that runs with too few slots, so that it uses all slots that it has now.
+        First waits until no further slots have come for `SETTLE_S`.
         """
         self._in_line = False
         if self._wanted is not None and self._can_grow:
@@ -313,7 +317,7 @@ class AdaptiveParallelism:
             self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settled)
 
     def close(self) -> None:
-        """Ends the wait, at the end of the job."""
+        """Ends the wait for further slots, at the end of the job."""
         self._stop_timer()
 
     def _stop_timer(self) -> None:

@@ -1,7 +1,7 @@
 """Carries out the decisions of the SlotManager.
 
-Requests slots from TaskManagers, watches their heartbeats, and tells jobs about slots they get or
-lose.
+Requests slots from TaskManagers, watches their heartbeats, and notifies jobs of slots that they get
+or lose.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class _TaskManager:
     isolated: bool = False
     """Whether the TaskManager runs each job in a process of its own."""
     network_bytes: int = 0
-    """Network memory of its processes together."""
+    """Network memory of all processes of the TaskManager together, in bytes."""
     fenced_total: int = 0
 
 
 class ResourceManager:
     """The ResourceManager of one leader. Use as `async with`.
 
-    `jobs`: the running jobs by id. `address` identifies this process to TaskManagers. Without a
-    `provider` TaskManagers come by themselves.
+    `jobs` holds the running jobs by id. `address` identifies this process to TaskManagers. Without
+    a `provider`, TaskManagers are started by others and register by themselves.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class ResourceManager:
         await self._group.__aexit__(None, None, None)
 
     def overview(self) -> list[tuple[str, int, int]]:
-        """Returns (id, slots, free slots) of each TaskManager, including slots handed out just
-        now.
+        """Returns (id, slots, free slots) of each TaskManager. Slots that were just given to a job
+        are not free.
         """
         return self._slots.overview()
 
@@ -111,13 +111,14 @@ class ResourceManager:
         return [(*line, self._monitor.silence_s(line[0], now)) for line in self.overview()]
 
     def network_bytes(self, worker_id: str) -> int:
-        """Returns the network memory of a TaskManager; 0 if it is gone."""
+        """Returns the network memory of a TaskManager in bytes; 0 if the TaskManager is gone."""
         worker = self._workers.get(worker_id)
         return 0 if worker is None else worker.network_bytes
 
     @property
     def fenced_total(self) -> int:
-        """Refused messages of replaced processes, here and in the TaskManagers."""
+        """Number of messages of replaced processes that were refused, here and in the
+        TaskManagers."""
         return (
             self._slots.fenced_total
             + self._fenced_by_the_gone
@@ -155,7 +156,8 @@ class ResourceManager:
     def heartbeat(
         self, worker_id: str, registration: int, report: Sequence[SlotStatus], fenced_total: int = 0
     ) -> None:
-        """Handles a heartbeat. `fenced_total`: messages that the TaskManager has refused so far."""
+        """Handles a heartbeat of a TaskManager. `fenced_total` is the number of messages that the
+        TaskManager has refused so far."""
         self._monitor.received(worker_id, self._host.clock.monotonic())
         worker = self._workers.get(worker_id)
         if worker is not None and worker.registration == registration:
@@ -167,7 +169,8 @@ class ResourceManager:
         )
 
     def alive(self, worker_id: str, registration: int) -> None:
-        """Notes that the process lives, although a blocked loop may send no slot report."""
+        """Notes that the process of the TaskManager lives, although its loop may be blocked and
+        send no slot report."""
         worker = self._workers.get(worker_id)
         if worker is not None and worker.registration == registration:
             self._monitor.lives(worker_id, self._host.clock.monotonic())
@@ -194,7 +197,7 @@ class ResourceManager:
                 self._obey(self._monitor.connection_ended(worker_id, self._host.clock.monotonic()))
 
     def lose(self, worker_id: str, reason: str) -> None:
-        """Declares a TaskManager lost, for a reason that is known elsewhere. Idempotent."""
+        """Declares a TaskManager lost, for a reason that the caller knows. Idempotent."""
         if worker_id in self._workers:
             self._lost(worker_id, reason)
 
@@ -210,13 +213,14 @@ class ResourceManager:
             self.lose(worker_id, reason)
 
     def job_over(self, job_id: str) -> None:
-        """Ends processes that still load the code of a job that has ended: an import may hang."""
+        """Ends processes that still load the code of a job that has ended, because an import may
+        hang."""
         for worker_id in self._slots.opening(job_id):
             if self._workers[worker_id].isolated:
                 self.lose_job(job_id, worker_id, "its job ended before it was opened")
 
     async def ask(self, worker_id: str, method: str, *args: Any) -> Any:
-        """Calls a TaskManager for monitoring. Raises Broken if it is gone."""
+        """Calls a TaskManager for monitoring. Raises Broken if the TaskManager is gone."""
         worker = self._workers.get(worker_id)
         if worker is None:
             raise Broken(f"taskmanager {worker_id} is gone")

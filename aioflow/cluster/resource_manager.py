@@ -11,12 +11,12 @@ It decides and does nothing itself.
           PENDING --worker confirms--> ALLOCATED --worker frees it--> FREE
           PENDING --worker refuses: it says what is there--> FREE or ALLOCATED
 
-Workers know which slots are taken; this is a copy that their reports correct. So a new leader needs
-no store. Workers register again with their reports, jobs declare their requirements again, and
-running tasks are not touched. Meanwhile (`recovery_s`) no slot is given out and no shortage is
-reported. Every message carries the token of its leader; messages for an older leader are counted
-and dropped. Slots are spread: the worker with the fewest taken slots is asked first. After Flink's
-FineGrainedSlotManager and ActiveResourceManager.
+The workers know which slots are taken; this module keeps a copy, which their reports correct. So a
+new leader needs no store. Workers register again with their reports, jobs declare their
+requirements again, and running tasks are not touched. Meanwhile (`recovery_s`) no slot is given out
+and no shortage is reported. Every message carries the token of its leader; messages for an older
+leader are counted and dropped. Slots are spread: the worker with the fewest taken slots is asked
+first. After Flink's FineGrainedSlotManager and ActiveResourceManager.
 """
 
 from __future__ import annotations
@@ -48,25 +48,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotManagerOptions:
-    """Times in seconds."""
+    """Options of a SlotManager. Times are in seconds."""
 
     slots_per_worker: int = 1
-    """Expected slots of a started worker, to compute how many workers are needed.
+    """Expected number of slots of a started worker, to compute how many workers are needed.
 
-    Registered workers report their own number.
+    Registered workers report their number of slots themselves.
     """
     workers_min: int = 0
     """Number of workers that are kept although idle."""
     workers_max: int | None = None
-    """Upper limit of workers. 0: workers come by themselves, as in a standalone cluster."""
+    """Maximum number of workers; None means no limit. With 0 none is started: workers register by
+    themselves, as in a standalone cluster."""
     idle_timeout_s: float | None = 30.0
-    """A worker without a taken slot is released after this; None: never."""
+    """A worker without a taken slot is released after this time; None: never."""
     request_timeout_s: float = 30.0
     """A shortage of slots is reported to the job after this time."""
     start_timeout_s: float = 60.0
-    """A started worker that has not registered by then counts as failed."""
+    """A started worker that has not registered within this time counts as failed."""
     open_timeout_s: float = 300.0
-    """A worker that has not opened a job within this time after it gave a slot counts as lost.
+    """A worker counts as lost if it has not opened a job within this time after it gave the job a
+    slot.
 
     Importing the program and its libraries takes up to minutes; an import may also hang.
     """
@@ -105,9 +107,9 @@ OPENS_SLOWLY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start `count` workers; each registers by itself.
+    """Instruction to start `count` workers. Each worker registers by itself.
 
-    Report failed starts by `worker_start_failed`.
+    Failed starts are reported with `worker_start_failed`.
     """
 
     count: int
@@ -115,9 +117,9 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class RequestSlot:
-    """Ask the worker for slot `index`, for a job whose JobMaster is at `address`.
+    """Instruction to ask the worker for slot `index`, for a job whose JobMaster is at `address`.
 
-    Report the answer.
+    The answer is reported with `slot_granted` or `slot_refused`.
     """
 
     worker_id: str
@@ -130,7 +132,8 @@ class RequestSlot:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseWorker:
-    """Disconnect the worker and end it if it was started from here. It is unknown from now on."""
+    """Instruction to disconnect the worker, and to end it if this cluster started it. The worker is
+    unknown from now on."""
 
     worker_id: str
     reason: str
@@ -138,7 +141,8 @@ class ReleaseWorker:
 
 @dataclass(frozen=True, slots=True)
 class LoseProcess:
-    """Count the process of a job as lost, and the worker with it if it is the same process."""
+    """Instruction to count the process of a job as lost. If the worker is the same process, it is
+    lost too."""
 
     worker_id: str
     job_id: str
@@ -147,7 +151,8 @@ class LoseProcess:
 
 @dataclass(frozen=True, slots=True)
 class OpensSlowly:
-    """Log that the worker has not opened the job yet, `waited_s` after its slot was requested."""
+    """Instruction to log that the worker has not opened the job yet, `waited_s` seconds after the
+    slot was requested."""
 
     worker_id: str
     job_id: str
@@ -156,10 +161,12 @@ class OpensSlowly:
 
 @dataclass(frozen=True, slots=True)
 class NotEnoughResources:
-    """Tell the JobMaster that it has `available` slots and cannot get `wanted` in time.
+    """Instruction to tell the JobMaster that it has `available` slots, and cannot get the `wanted`
+    number in time.
 
-    `existing` is the number of all slots, most of which other jobs may have. It is the largest
-    number since the last report, so that the replacement of a worker does not lower it.
+    `existing` is the number of all slots, most of which other jobs may have. `existing` is the
+    largest such number since the last report, so that the replacement of a worker does not lower
+    it.
     """
 
     job_id: str
@@ -170,7 +177,7 @@ class NotEnoughResources:
 
 @dataclass(frozen=True, slots=True)
 class SlotsLost:
-    """Tell the JobMaster that a worker is lost, with all its slots."""
+    """Instruction to tell the JobMaster that a worker is lost, with all its slots."""
 
     job_id: str
     worker_id: str
@@ -195,14 +202,16 @@ class _Slot:
     pending: bool = False
     address: str = ""
     retry_at: float | None = None
-    """When to repeat an unanswered request.
+    """Time to repeat an unanswered request; None if none is unanswered.
 
-    The worker may have accepted it: only another request can tell.
+    The worker may have accepted the request, and only another request can show this.
     """
     accept_by: float | None = None
-    """When the job must have accepted the slot, which was requested for it."""
+    """Time by which the job must have accepted the slot that was requested for it; None once it
+    has."""
     late_at: float | None = None
-    """Time of the next log message about a job that the worker does not open."""
+    """Time of the next log message about the job that the worker has not opened yet; None if there
+    is none."""
 
     @property
     def is_free(self) -> bool:
@@ -223,7 +232,7 @@ class _Worker:
     slots: list[_Slot]
     idle_since: float | None = None
     has_served: bool = False
-    """Whether a job has ever accepted a slot of it."""
+    """Whether a job has ever accepted a slot of this worker."""
 
     @property
     def taken(self) -> int:
@@ -237,21 +246,22 @@ class _Job:
     wanted: int
     short_since: float | None = None
     existing: int = 0
-    """Largest number of all slots since the shortage began or was last reported."""
+    """Largest number of slots in the cluster since the job's shortage began or was last
+    reported."""
 
 
 @dataclass(slots=True)
 class SlotManager:
     """The slots of a cluster, as seen by the leader with this `token`.
 
-    `now`: when it began to lead.
+    `now` is the time at which the leader began to lead.
     """
 
     token: int
     options: SlotManagerOptions
     now: float
     fenced_total: int = 0
-    """Dropped messages for other leaders."""
+    """Number of dropped messages that were meant for other leaders."""
     _workers: dict[str, _Worker] = field(default_factory=dict)
     _jobs: dict[str, _Job] = field(default_factory=dict)
     _starting: list[float] = field(default_factory=list)
@@ -259,7 +269,8 @@ class SlotManager:
     _start_again_at: float | None = None
     _recovered_at: float | None = None
     _leaving: frozenset[str] = frozenset()
-    """Workers that get no more slots, and are released once none is taken."""
+    """Ids of workers whose slots are given to no job any more. They are released once none of their
+    slots is taken."""
     _registrations: int = 0
     _allocations: int = 0
 
@@ -282,8 +293,8 @@ class SlotManager:
         ]
 
     def opening(self, job_id: str) -> list[str]:
-        """Returns the workers that have slots for a job, but of which the job has not accepted any
-        slot yet.
+        """Returns the workers that have slots for a job, but have not opened it yet: the job has
+        accepted none of their slots.
         """
         unaccepted: dict[str, bool] = {}
         for worker in self._workers.values():
@@ -308,10 +319,11 @@ class SlotManager:
     def register_worker(
         self, token: int, worker_id: str, report: Sequence[SlotStatus], now: float
     ) -> tuple[int, list[Instruction]]:
-        """Registers a worker with the content of its slots, and voids its earlier registration.
+        """Registers a worker with `report`, the content of its slots, and voids its earlier
+        registration.
 
-        Returns the number of the registration, which later messages about it carry. It is 0 if the
-        message was for another leader.
+        Returns the number of the registration, which later messages about the worker carry. The
+        number is 0 if the message was for another leader.
         """
         if self._is_stale(token):
             return 0, []
@@ -326,7 +338,7 @@ class SlotManager:
     def unregister_worker(
         self, token: int, worker_id: str, registration: int, now: float
     ) -> list[Instruction]:
-        """Removes a worker: it left, its connection ended, or it is silent.
+        """Removes a worker that has left, whose connection has ended, or that is silent.
 
         A message about an older registration changes nothing.
         """
@@ -387,7 +399,7 @@ class SlotManager:
     ) -> list[Instruction]:
         """Notes that the worker refused a slot. `status` is the present content of the slot.
 
-        None: the worker did not answer, so it is asked again.
+        If `status` is None, the worker did not answer, and is asked again.
         """
         worker = self._worker(token, worker_id, registration)
         if worker is None:
@@ -415,7 +427,8 @@ class SlotManager:
     # From JobMasters.
 
     def slots_accepted(self, worker_id: str, allocation_ids: Iterable[str]) -> None:
-        """Notes that a job accepted slots of the worker, which therefore has loaded its code."""
+        """Notes that a job accepted slots of the worker, which therefore has loaded the job's
+        code."""
         worker = self._workers.get(worker_id)
         accepted = set(allocation_ids)
         for slot in () if worker is None else worker.slots:
@@ -464,7 +477,7 @@ class SlotManager:
         return self._after_change(now)
 
     def worker_start_failed(self, count: int, now: float) -> list[Instruction]:
-        """Notes that `count` workers could not be started. They are tried again later."""
+        """Notes that `count` workers could not be started. The start is tried again later."""
         del self._starting[:count]
         self._start_again_at = now + self.options.retry_s
         return []
@@ -490,7 +503,7 @@ class SlotManager:
         return instructions
 
     def next_due(self) -> float | None:
-        """Returns when `tick` has something to do."""
+        """Returns the time at which `tick` next has something to do; None if there is none."""
         due = list(self._starting)
         due += [at for at in (self._start_again_at, self._recovered_at) if at is not None]
         due += [
@@ -555,8 +568,8 @@ class SlotManager:
         return instructions + self._release_leaving() + self._start_for(short, now)
 
     def _find_free(self) -> tuple[_Worker, _Slot] | None:
-        """Returns a free slot of the worker with the fewest taken; ties go to the oldest
-        registration.
+        """Returns a free slot of the worker with the fewest taken slots. Among equals, the oldest
+        registration wins.
         """
         candidates = [
             worker
@@ -610,7 +623,7 @@ class SlotManager:
         return instructions
 
     def _existing(self) -> int:
-        """Returns the number of all slots, without those of workers that leave."""
+        """Returns the number of all slots, except those of leaving workers."""
         return sum(
             len(worker.slots)
             for worker in self._workers.values()
@@ -636,8 +649,8 @@ class SlotManager:
         return instructions
 
     def _tell_slow(self, worker: _Worker, now: float) -> list[Instruction]:
-        """Returns what to log about jobs that the worker is slow to open: once, and again after
-        twice the time.
+        """Returns instructions to log the jobs that the worker is slow to open: once, and again
+        each time the waiting time has doubled.
         """
         waited: dict[str, float] = {}
         for slot in worker.slots:

@@ -1,8 +1,8 @@
-"""Restart policies: whether a failed job tries again, and after how long.
+"""Restart policies: whether a failed job restarts, and after how long.
 
-Pure: time is an argument, in monotonic seconds. A policy is data that several runs may share.
-`begin()` returns the strategy of one run, which counts its failures. After Flink's
-RestartBackoffTimeStrategy family.
+The code here has no side effects: time is an argument, in monotonic seconds. A policy is data that
+several runs may share. `begin()` returns the strategy of one run, which counts its failures. After
+Flink's RestartBackoffTimeStrategy family.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Fatal = tuple[type[BaseException], ...]
 
 
 class RestartStrategy(Protocol):
-    """Counts the failures of one run."""
+    """Counts the failures of one run, and decides about restarts."""
 
     def on_failure(self, now: float, jitter: float) -> float | None:
-        """Returns seconds to wait before the next try, or None to give up.
+        """Returns how many seconds to wait before the restart, or None to give up.
 
         `jitter` is a random number in [0, 1).
         """
@@ -40,7 +40,7 @@ class RestartStrategy(Protocol):
 
 @runtime_checkable
 class RestartPolicy(Protocol):
-    """The value of `restart=`. `fatal` errors are never retried."""
+    """The value of `restart=`. Errors of the classes in `fatal` never cause a restart."""
 
     @property
     def fatal(self) -> Fatal: ...
@@ -50,7 +50,7 @@ class RestartPolicy(Protocol):
 
     @property
     def from_running(self) -> bool:
-        """Whether retries start only once every task has run.
+        """Whether restarts are made only once every task has run.
 
         Before that, an error of the program ends the job.
         """
@@ -205,7 +205,7 @@ def failure_rate(
     *,
     fatal: Fatal = (),
 ) -> RestartPolicy:
-    """Restarts unless more than `failures` fall into one `interval`."""
+    """Restarts after `delay`, unless more than `failures` failures happen within one `interval`."""
     if type(failures) is not int or failures < 1:
         raise ValueError(
             f"failure_rate needs at least one failure, got {failures!r}; use no_restart() for none"
@@ -226,10 +226,10 @@ def exponential_delay(
     attempts: int | None = None,
     fatal: Fatal = (),
 ) -> RestartPolicy:
-    """Waits longer after each failure, up to `maximum`; starts over after `reset_after` without
-    failure.
+    """Restarts after a delay that grows with each failure, from `initial` up to `maximum`. The
+    delay begins at `initial` again after `reset_after` without a failure.
 
-    `attempts` None: for ever.
+    `attempts` limits the number of restarts without such a reset; None means no limit.
     """
     if multiplier <= 1:
         raise ValueError(
@@ -264,8 +264,8 @@ def _checked_fatal(fatal: Fatal) -> Fatal:
 
 
 def once_running(fatal: Fatal = ()) -> RestartPolicy:
-    """Returns the policy `exponential_delay()`, but an error of the program before all tasks have
-    run ends the job.
+    """Returns the policy `exponential_delay()`, except that an error of the program ends the job if
+    it comes before all tasks have run.
 
     The user who has just started the job should see that error.
     """

@@ -1,4 +1,5 @@
-"""The start state of a job: which checkpoint or savepoint, and each task's part of it.
+"""The initial state of a job: which checkpoint or savepoint it starts from, and the part of it that
+each task restores.
 
 `checkpointed_vertices` describes the vertices of a job graph to checkpoints.
 """
@@ -49,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
-    """Initial state and splits by (vertex, subtask). A task without an entry starts empty."""
+    """The initial state and splits of each task, by (vertex id, subtask). A task without an entry
+    starts empty."""
 
     states: Mapping[tuple[int, int], TaskRestore] = field(default_factory=dict)
     splits: Mapping[tuple[int, int], Sequence[Split]] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class RestorePoint:
 class GivenSavepoint:
     """The savepoint that a job without checkpoints starts from.
 
-    The job starts from it again after each failure.
+    The job starts from the savepoint again after each failure.
     """
 
     def __init__(self, host: Host, settings: CheckpointSettings, codec: Codec) -> None:
@@ -69,7 +71,7 @@ class GivenSavepoint:
 
     @property
     def told(self) -> str:
-        """Where the job starts, in words for log messages."""
+        """The point from which the job starts, in words for log messages."""
         return f"the savepoint {self._settings.restore}"
 
     async def restore_point(
@@ -77,7 +79,7 @@ class GivenSavepoint:
     ) -> RestorePoint:
         """Returns the state and splits that newly deployed tasks of `graph` start with.
 
-        `discovered`: the splits of each source vertex, in the order of discovery.
+        `discovered` holds the splits of each source, by vertex id, in the order of discovery.
         """
         assert self._settings.restore is not None, "settings without a store must name a savepoint"
         found = await _read(self._settings.restore, self._host, self._settings.key)
@@ -90,10 +92,11 @@ class GivenSavepoint:
 async def found_checkpoint(
     host: Host, store: FlowStore, settings: CheckpointSettings, recovered: str | None
 ) -> CompletedCheckpoint | None:
-    """Returns the checkpoint that a job starts from; None: it starts empty. Raises RestoreError.
+    """Returns the checkpoint that a job starts from; None if the job starts empty. Raises
+    RestoreError.
 
-    `recovered`: the id of a job that ran before. If that job completed a checkpoint, it continues
-    from there, and `settings` are ignored.
+    `recovered` is the id of a job that ran under an earlier leader, or None. If that job has
+    completed a checkpoint, it continues from there, and `settings` are ignored.
     """
     if recovered is not None:
         newest = await store.newest()
@@ -118,7 +121,7 @@ async def found_checkpoint(
 async def _read(
     url: str, host: Host, key: bytes | None, root: ObjectStore | None = None
 ) -> CompletedCheckpoint:
-    """Reads the checkpoint that `restore=` names. Raises RestoreError."""
+    """Reads the checkpoint that `restore=` names. Raises RestoreError if this fails."""
     try:
         return await read_checkpoint(url, host, key, root=root)
     except RestoreError as error:
@@ -129,7 +132,7 @@ async def _read(
 
 
 async def start_over(store: FlowStore, number: int) -> None:
-    """Abandons the checkpoints up to `number`: later runs do not go back to them.
+    """Abandons the checkpoints up to `number`, so that later runs do not go back to them.
 
     Raises CheckpointError.
     """
@@ -149,7 +152,8 @@ async def restore_point(
 ) -> RestorePoint:
     """Returns the part of `checkpoint` that each task of `graph` restores.
 
-    `job_id`: the job that the tasks belong to. Raises RestoreError.
+    `discovered` holds the splits of each source, by vertex id. `job_id` is the job that the tasks
+    belong to. Raises RestoreError.
     """
     if checkpoint is None:
         return RestorePoint()
@@ -187,9 +191,10 @@ def _recognised(
     found: Sequence[Split],
     what: str,
 ) -> tuple[list[list[SplitState]], Sequence[Split]]:
-    """Returns `former` with the current ids of its splits, and the new ones among `found`.
+    """Returns the splits of `former` with their current ids, and those of `found` that are new.
 
-    Returns both unchanged if the source has no `finder` to recognise them (see `Source`).
+    Returns both arguments unchanged if the source has no `finder` that recognises splits (see
+    `Source`).
     """
     finder = None if source is None else source.finder
     if finder is None:
@@ -209,7 +214,7 @@ def _recognised(
 
 
 def checkpointed_vertices(graph: JobGraph) -> tuple[CheckpointedVertex, ...]:
-    """Returns the vertices of `graph`, producers first."""
+    """Returns the vertices of `graph` as checkpoints describe them, producers first."""
     return tuple(
         CheckpointedVertex(
             vertex_id=vertex.id,
@@ -242,7 +247,8 @@ def _input(graph: JobGraph, edge: JobEdge) -> VertexInput:
 
 
 def _producers(graph: JobGraph, edge: JobEdge) -> tuple[Sequence[int], ...] | None:
-    """Lists for each consumer the producers that reach it; None if all of them do."""
+    """Returns, for each consumer, the indexes of the producers that send to it. Returns None if all
+    producers send to all consumers."""
     if not edge.partitioning.strategy.pointwise:
         return None
     producers, consumers = (

@@ -1,9 +1,9 @@
 """Calls between the roles over authenticated connections: the driver around `protocol.rpc`.
 
-Both sides may call. A handler is a plain function or a coroutine function, found by name; its
-exception is raised at the caller. When the connection ends, every waiting call fails with Broken,
-and `on_closed` is called once. Every running handler is cancelled, since no caller would get its
-result. Work that must survive its caller runs outside the handler.
+Both sides may call. A handler is a plain function or a coroutine function, found by name; an
+exception of the handler is raised in the caller. When the connection ends, every waiting call fails
+with Broken, and `on_closed` is called once. Every running handler is cancelled, since no caller
+would get its result. Work that must survive its caller runs outside the handler.
 
 Invariant: calls and notifications reach the handlers in the order in which they were made. A call
 is written when it is made, not when it is awaited, and its handler begins when it is read. So a
@@ -42,7 +42,8 @@ Handlers = Mapping[str, Callable[..., Any]]
 class RpcConnection:
     """The connection to one peer.
 
-    `handlers` answer its calls; `on_closed(self)` is called once when the connection has ended.
+    `handlers` are the functions that answer calls of the peer, by name. `on_closed(self)` is called
+    once when the connection has ended.
     """
 
     def __init__(self, codec: Codec, on_closed: Callable[[RpcConnection], None]) -> None:
@@ -61,8 +62,9 @@ class RpcConnection:
     def call(self, method: str, *args: Any) -> Coroutine[Any, Any, Any]:
         """Calls `method` of the peer at once.
 
-        Awaiting the call gives its result, or raises its error or Broken. Raises Broken at once if
-        the connection has ended, TypeNotSupported if an argument cannot be encoded.
+        Awaiting the returned coroutine gives the result, or raises the error of the handler or
+        Broken. Raises Broken at once if the connection has ended, and TypeNotSupported if an
+        argument cannot be encoded.
         """
         peer = self._open_peer()
         call_id, content = peer.call(method, args)
@@ -73,8 +75,8 @@ class RpcConnection:
     def ask(self, method: str, *args: Any) -> asyncio.Future[None]:
         """Calls `method` of the peer at once, and returns a future.
 
-        The future is done once the peer has answered, or is gone. The answer or error itself is
-        dropped. Raises TypeNotSupported if an argument cannot be encoded.
+        The future is done once the peer has answered, or is gone. The answer or the error in the
+        answer is dropped. Raises TypeNotSupported if an argument cannot be encoded.
         """
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         peer = self._peer
@@ -95,7 +97,8 @@ class RpcConnection:
         return over
 
     def notify(self, method: str, *args: Any) -> None:
-        """Sends a notification, which is dropped if the connection has ended."""
+        """Calls `method` of the peer without an answer. The call is dropped if the connection has
+        ended."""
         if self._peer is not None:
             self._write(self._peer.notify(method, args))
 
@@ -109,7 +112,7 @@ class RpcConnection:
         return self._connection is not None and self._connection.is_writable
 
     async def close(self) -> None:
-        """Flushes, closes, and cancels the handlers that still run.
+        """Sends what is queued, closes the connection, and cancels the handlers that still run.
 
         Returns once the socket is closed.
         """
@@ -118,9 +121,9 @@ class RpcConnection:
         await cancel_and_wait(self._answering)
 
     def abort(self, error: Exception) -> None:
-        """Closes at once.
+        """Closes the connection at once.
 
-        Messages of the peer that were not read yet are dropped; calls fail with Broken.
+        Messages of the peer that were not read yet are dropped, and waiting calls fail with Broken.
         """
         self._error = self._error or error
         self._peer = None
@@ -264,7 +267,7 @@ class RpcConnection:
 
 
 class RpcServer:
-    """Accepts peers of some roles.
+    """Accepts connections of peers that have one of the `roles`.
 
     `on_peer(connection)` returns the handlers of a peer before its first call is read.
     """
@@ -345,7 +348,7 @@ async def connect_rpc(
     handlers: Handlers,
     on_closed: Callable[[RpcConnection], None],
 ) -> RpcConnection:
-    """Connects as `role`.
+    """Connects to the process at `address` as a peer with the role `role`.
 
     Raises OSError if no process listens, Broken if the peer refuses the connection.
     """

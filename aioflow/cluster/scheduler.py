@@ -1,23 +1,23 @@
-"""The JobMaster's side of slots: how many slots a job needs, and which subtasks run in which.
+"""The JobMaster's side of slots: how many slots a job needs, and which subtasks run in which slot.
 
 It decides and does nothing itself.
 
-Slot sharing: one slot takes one subtask of each vertex of a sharing group. So a group needs as many
-slots as its widest vertex has subtasks, and a job needs the sum over its groups. A place is the set
-of subtasks that share one slot. Subtask i of a vertex goes to place `i * width // parallelism`.
-This spreads narrow vertices over the group and keeps pointwise neighbours together. Both ends of a
-forward edge are equally wide, so they share their slots without a co-location group: only whole
-places are bound to slots.
+Slot sharing: a slot holds at most one subtask of each vertex of a sharing group. So a group needs
+as many slots as its widest vertex has subtasks, and a job needs the sum over its groups. A place is
+the set of subtasks that share one slot. Subtask i of a vertex goes to place `i * width //
+parallelism`. This spreads narrow vertices over the group and keeps pointwise neighbours together.
+Both ends of a forward edge have the same parallelism, and only whole places are bound to slots. So
+both ends share their slots without a co-location group.
 
     place: UNBOUND --request, slot at hand--> BOUND
            BOUND --all its subtasks released--> UNBOUND, its slot freed
                  --slot or worker lost--------> UNBOUND, still wanted: its subtasks will restart
 
 The job declares how many slots it wants whenever that number changes; workers then offer slots. A
-lost slot stays wanted, so its replacement is on its way during the restart delay. An offer beyond
-the need is rejected. A request is placed when all of its places can be bound, never in part. A
-place prefers its former slot, then its former worker, then the least loaded worker of this job.
-After Flink's SlotSharingExecutionSlotAllocator and DefaultDeclarativeSlotPool.
+lost slot stays wanted, so its replacement is on its way during the restart delay. An offer of more
+slots than the job wants is rejected. A request is placed when all of its places can be bound, never
+in part. A place prefers its former slot, then its former worker, then the job's least loaded
+worker. After Flink's SlotSharingExecutionSlotAllocator and DefaultDeclarativeSlotPool.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class DeclareRequirement(msgspec.Struct, frozen=True):
-    """Tell the ResourceManager how many slots the job wants.
+    """Instruction to tell the ResourceManager how many slots the job wants.
 
     The number includes the slots that the job has.
     """
@@ -81,7 +81,8 @@ class DeclareRequirement(msgspec.Struct, frozen=True):
 
 
 class OfferAnswer(msgspec.Struct, frozen=True):
-    """Answer the worker's offer: it activates `accepted` and frees `rejected`."""
+    """Instruction to answer the offer of a worker, which then activates the `accepted` slots and
+    frees the `rejected` ones."""
 
     worker_id: str
     accepted: tuple[str, ...]
@@ -89,15 +90,16 @@ class OfferAnswer(msgspec.Struct, frozen=True):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A request is placed: deploy each subtask to this worker, into this allocation."""
+    """Instruction to deploy the subtasks of a request, each to the worker and the allocation in
+    `slots`."""
 
     request: int
     slots: Mapping[Subtask, tuple[str, str]]
-    """(worker id, allocation id) by subtask."""
+    """Maps each subtask to (worker id, allocation id)."""
 
 
 class PlacementFailed(msgspec.Struct, frozen=True):
-    """A request cannot be placed: fail its subtasks."""
+    """Instruction to fail the subtasks of a request that cannot be placed."""
 
     request: int
     subtasks: tuple[Subtask, ...]
@@ -105,14 +107,14 @@ class PlacementFailed(msgspec.Struct, frozen=True):
 
 
 class FreeSlot(msgspec.Struct, frozen=True):
-    """Give the slot back: no subtask of this job uses it any more."""
+    """Instruction to give a slot back, because no subtask of this job uses it any more."""
 
     worker_id: str
     allocation_id: str
 
 
 class SubtasksLost(msgspec.Struct, frozen=True):
-    """The slot of these subtasks is lost: fail their current attempts."""
+    """Instruction to fail the current attempts of `subtasks`, because their slot is lost."""
 
     worker_id: str
     subtasks: tuple[Subtask, ...]
@@ -122,7 +124,7 @@ Instruction = DeclareRequirement | OfferAnswer | Placed | PlacementFailed | Free
 
 
 def places_of(graph: JobGraph) -> list[Place]:
-    """Returns the places of a job, one for each slot it needs."""
+    """Returns the places of a job, one for each slot that it needs."""
     groups: dict[str, list[JobVertex]] = {}
     for vertex in graph.vertices:
         groups.setdefault(vertex.slot_sharing_group, []).append(vertex)
@@ -140,8 +142,8 @@ def places_of(graph: JobGraph) -> list[Place]:
 def slots_needed(graph: JobGraph) -> int:
     """Returns how many slots of workers a job takes, at least 1.
 
-    A place takes no slot if all its subtasks stay in the program. Narrow operators beside a wide
-    operator that stays there are spread over its width. They may then take more slots than
+    A place takes no slot if all its subtasks stay in the program. Operators in the sharing group of
+    such a subtask are spread over all places of the group. So they may take more slots than
     necessary.
     """
     roaming = {vertex.id for vertex in graph.vertices if not vertex.stays_here}
@@ -160,7 +162,7 @@ class _PlaceState(msgspec.Struct):
     held: dict[Subtask, None] = msgspec.field(default_factory=dict)
     """Subtasks that were placed here and not released.
 
-    They keep the place wanted, also while it has no slot.
+    While there are any, the job wants a slot for the place.
     """
     slot: _Slot | None = None
     last_allocation: str | None = None
@@ -168,8 +170,8 @@ class _PlaceState(msgspec.Struct):
 
 
 class SlotScheduler:
-    """Assigns the subtasks of one job to slots. Slots are identified by worker id, and subtasks by
-    vertex id and index.
+    """Assigns the subtasks of one job to slots. Slots are identified by worker id and allocation
+    id, and subtasks by vertex id and index.
     """
 
     def __init__(self, job_id: str, graph: JobGraph) -> None:
@@ -185,9 +187,10 @@ class SlotScheduler:
         self._next_request = 0
         self._declared = 0
         self._reserved = 0
-        """Number of slots that are kept or requested, although no subtask needs them yet."""
+        """Number of slots that are kept or requested in total, even if no subtask needs them
+        yet."""
         self._leaving: frozenset[str] = frozenset()
-        """Workers whose slots the job gives back when it is rescaled."""
+        """Ids of the workers whose slots the job gives back when it is rescaled."""
         self._closed = False
 
     @property
@@ -211,8 +214,8 @@ class SlotScheduler:
         return max(0, self._declared - len(self._slots))
 
     def slot_of(self, subtask: Subtask) -> tuple[str, str] | None:
-        """Returns (worker id, allocation id) of a subtask, None if it is not placed, released or
-        lost.
+        """Returns the slot of a subtask as (worker id, allocation id). Returns None if the subtask
+        is not placed, was released, or has lost its slot.
         """
         state = self._places[self._place_of[subtask]]
         if state.slot is None or subtask not in state.held:
@@ -222,10 +225,10 @@ class SlotScheduler:
     # Stimuli.
 
     def request(self, subtasks: Iterable[Subtask]) -> tuple[int, list[Instruction]]:
-        """Requests slots for these subtasks, all together, for a start or the restart of a region.
+        """Requests slots for `subtasks`, all or none, for a start or the restart of a region.
 
-        Returns the number of the request and instructions. `Placed` or `PlacementFailed` with that
-        number follows, unless the request is withdrawn.
+        Returns the number of the request and instructions. An instruction `Placed` or
+        `PlacementFailed` with that number follows, unless the request is withdrawn.
         """
         assert not self._closed, f"job {self.job_id} has given back its slots and asks for more"
         number = self._next_request
@@ -241,7 +244,8 @@ class SlotScheduler:
     def offered(self, worker_id: str, offers: Sequence[SlotOffer]) -> list[Instruction]:
         """Handles an offer of slots by a worker.
 
-        Slots that the job has already are accepted again: the answer may have been lost.
+        Slots that the job has already are accepted again, because the last answer may have been
+        lost.
         """
         accepted: list[str] = []
         rejected: list[str] = []
@@ -272,7 +276,7 @@ class SlotScheduler:
     def reserve(self, slots: int, leaving: frozenset[str] = frozenset()) -> list[Instruction]:
         """Requests `slots` slots in total, not counting those of workers in `leaving`.
 
-        0 reserves no slots. `is_reserved` says whether the job has them.
+        With 0 no slots are reserved. `is_reserved` tells whether the job has the reserved slots.
         """
         self._reserved, self._leaving = slots, leaving
         return self._after_change()
@@ -287,10 +291,10 @@ class SlotScheduler:
         return sum(slot.worker_id in self._leaving for slot in self._slots.values())
 
     def rescaled(self, graph: JobGraph) -> list[Instruction]:
-        """Replaces the places by those of the same graph at another parallelism.
+        """Replaces the places by the places of `graph`, the same graph at another parallelism.
 
-        The former subtasks have ended, or are being cancelled. Slots of workers that leave are
-        freed. The next request binds the other slots to places, and frees those in excess.
+        The former subtasks have ended, or are being cancelled. Slots of leaving workers are freed.
+        The next request binds the other slots to places, and frees those in excess.
         """
         self._places = [_PlaceState(place) for place in places_of(graph)]
         self._place_of = {
@@ -309,7 +313,7 @@ class SlotScheduler:
         return instructions
 
     def slot_lost(self, worker_id: str, allocation_id: str) -> list[Instruction]:
-        """Handles a slot that the worker freed itself, or lost."""
+        """Handles the loss of a slot, which the worker has freed itself or lost."""
         slot = self._slots.get(allocation_id)
         if slot is None or slot.worker_id != worker_id:
             return []
@@ -325,7 +329,7 @@ class SlotScheduler:
     def no_resources(self, available: int) -> list[Instruction]:
         """Fails waiting requests, because the ResourceManager cannot meet the requirement.
 
-        `available`: number of slots that the ResourceManager has for this job.
+        `available` is the number of slots that the ResourceManager has for this job.
         """
         instructions: list[Instruction] = []
         for number, subtasks in self._requests.items():
@@ -339,9 +343,9 @@ class SlotScheduler:
 
     def wait_in_line(self) -> list[Instruction]:
         """Gives back the unused slots, which do not suffice for the waiting requests. The requests
-        wait on.
+        keep waiting.
 
-        Otherwise two jobs might each hold slots that the other one lacks.
+        Otherwise two jobs might each hold slots that the other job lacks.
         """
         unused = [slot for slot in self._slots.values() if slot.place is None]
         return [self._free(slot) for slot in unused]
@@ -411,9 +415,10 @@ class SlotScheduler:
         return Placed(number, slots)
 
     def _bind(self, unbound: list[int], free: list[_Slot]) -> None:
-        """Binds places to slots: the former slot first, then the former worker.
+        """Binds each place to its former slot if this is free, otherwise to a slot of its former
+        worker.
 
-        The rest go to the least loaded worker, fullest place first.
+        The remaining places go to the least loaded workers, beginning with the fullest place.
         """
         left: list[int] = []
         for number in unbound:
