@@ -1,10 +1,10 @@
 """Ships a job as bytes from the submitting process to the workers.
 
-Functions and classes of importable modules are pickled by name; lambdas and those of `__main__` by
-value (cloudpickle). The graph is sent once. A task's descriptor refers to its vertices and
-partitionings by number, so that objects shared in the graph are shared in the worker. Only for
-authenticated peers: loading runs code. An object that cannot be pickled fails the submission, and
-the error names its operator.
+Functions and classes of importable modules are pickled by name. Lambdas, and functions and classes
+of `__main__`, are pickled by value (cloudpickle). The graph is sent once. A task's descriptor
+refers to vertices and partitionings by number, so that objects shared in the graph are shared in
+the worker too. Only authenticated peers may use this module, because loading runs code. An object
+that cannot be pickled fails the submission, and the error names its operator.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ShippedJob:
     def ship_task(self, descriptor: TaskDeploymentDescriptor) -> bytes:
         """Encodes a descriptor for a process that has this job.
 
-        Raises GraphError if a split of its source cannot be pickled.
+        Raises GraphError if a split of the task's source cannot be pickled.
         """
         target = io.BytesIO()
         try:
@@ -82,7 +82,8 @@ class ShippedJob:
     def ship_tasks(
         self, batch: Sequence[TaskDeploymentDescriptor]
     ) -> dict[ExecutionAttemptId, bytes | GraphError]:
-        """Encodes each descriptor, or returns why it cannot be encoded."""
+        """Encodes each descriptor. The result for a descriptor that cannot be encoded is its
+        error."""
         contents: dict[ExecutionAttemptId, bytes | GraphError] = {}
         for descriptor in batch:
             try:
@@ -92,14 +93,14 @@ class ShippedJob:
         return contents
 
     def load_task(self, content: bytes) -> TaskDeploymentDescriptor:
-        """Decodes a descriptor over this process's graph."""
+        """Decodes a descriptor, with the vertices and partitionings of this process's graph."""
         return _TaskUnpickler(self.graph, io.BytesIO(content)).load()  # type: ignore[no-any-return]
 
 
 def ship_job(graph: JobGraph, options: TaskOptions) -> bytes:
     """Encodes a job.
 
-    Raises GraphError, naming the operator that cannot be pickled or is too large.
+    Raises GraphError, naming the operator, if an operator cannot be pickled or is too large.
     """
     graph = _without_what_stays(graph)
     modules: dict[str, None] = {}
@@ -158,7 +159,8 @@ def local_job(graph: JobGraph, options: TaskOptions) -> ShippedJob:
 
 
 def _parts(graph: JobGraph) -> Iterator[tuple[Any, str]]:
-    """Yields each object of a graph that has user code, and its name for error messages."""
+    """Yields each object of a graph that holds user code, with a name of the object for error
+    messages."""
     for vertex in graph.vertices:
         for node in vertex.nodes:
             yield node, f"operator {node.name!r}"
@@ -173,7 +175,7 @@ def _parts(graph: JobGraph) -> Iterator[tuple[Any, str]]:
 def _without_what_stays(graph: JobGraph) -> JobGraph:
     """Returns the graph without the user code of vertices that run in the submitting process.
 
-    Only their names are sent.
+    Only the names of these operators are sent, and the alignment of their sources.
     """
     vertices = [
         vertex
@@ -191,7 +193,8 @@ def _without_what_stays(graph: JobGraph) -> JobGraph:
 
 
 def _alignment_of(node: StreamNode) -> WatermarkStrategy[Any] | None:
-    """Returns a watermark strategy that has only the alignment of a source's strategy."""
+    """Returns a watermark strategy with only the alignment of the strategy of `node`; None if that
+    has no alignment."""
     alignment = None if node.watermarks is None else node.watermarks.alignment
     if alignment is None:
         return None
@@ -211,7 +214,7 @@ class _OwnType:
 def _own_types() -> list[_OwnType]:
     """Returns the types registered here, and record classes that are sent by value.
 
-    A worker cannot import the latter, above all those of `__main__`.
+    A worker cannot import these record classes, above all those of `__main__`.
     """
     known = DEFAULT_TYPES.registrations()
     registered = {registration.cls for registration in known}
@@ -224,9 +227,10 @@ def _own_types() -> list[_OwnType]:
 
 
 def _can_travel(registration: Registration) -> bool:
-    """Whether a worker can get this type.
+    """Whether this type can be sent to a worker.
 
-    A type that cannot be pickled causes an error only when one of its values is sent.
+    A type that cannot be pickled is no error here: an error is raised only when a value of the type
+    is sent.
     """
     try:
         _dumps(registration, {})
@@ -282,16 +286,16 @@ It cannot be pickled. msgspec makes it again if it is missing.
 LEFT_OUT = frozenset((MSGSPEC_CACHE, "__annotations_cache__", "__classdictcell__"))
 """Attributes of a class that are not sent.
 
-From Python 3.14 on, the last two hold annotations, which are sent apart, and the names of a class
-body.
+From Python 3.14 on, the second holds annotations, which are sent separately, and the third holds
+the names of a class body.
 """
 
 UNNAMED_FILE = "<dynamic-code>"
-"""Placeholder that cloudpickle 3.1.3 writes for the file of a code object."""
+"""Placeholder that cloudpickle 3.1.3 writes for the file name of a code object."""
 
 
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types.
-    """Records the modules that define the functions it writes."""
+    """A pickler that also records the modules that define the functions which it writes."""
 
     def __init__(
         self,
@@ -302,9 +306,9 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         super().__init__(target)
         self._modules = modules
         self._annotations = {} if annotations is None else annotations
-        """Annotations to write for each class sent by value.
+        """The annotations to write, by class, for classes that are sent by value.
 
-        Found once, even if classes refer to each other.
+        They are computed once for each class, even if classes refer to each other.
         """
 
     def reducer_override(self, value: Any) -> Any:
@@ -345,7 +349,7 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         return super().reducer_override(value)
 
     def _dynamic_function_reduce(self, function: FunctionType) -> Any:
-        """Reduces a function by value. Annotations that cannot be evaluated travel as text."""
+        """Reduces a function by value. Annotations that cannot be evaluated are sent as text."""
         return super()._dynamic_function_reduce(evaluated(function))
 
     def _with_filename(self, code: CodeType) -> tuple[Any, ...]:
@@ -360,10 +364,10 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
     def _on_its_own(self, cls: type, reduced: Any) -> Any:
         """Reduces a class that is sent by value, so that it needs nothing of its program.
 
-        The msgspec cache is left out; the class itself keeps it, since another thread may need it
-        now. Annotations in text form are resolved if they can be, and if the result can be pickled.
-        Otherwise their readers, such as typed JSON lines, would look up the names in the program of
-        the worker.
+        The msgspec cache is left out. The class itself keeps the cache, since another thread may be
+        using it. Annotations in text form are resolved if they can be, and if the result can be
+        pickled. Otherwise readers of the annotations, such as typed JSON lines, would look up the
+        names in the program of the worker.
         """
         if type(reduced) is not tuple or len(reduced) != 6:
             return reduced  # By reference.
@@ -408,7 +412,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         return True
 
     def _reduce_plainly(self, value: Any) -> tuple[Any, ...] | None:
-        """Reduces an object that consists of its attributes only; returns None for any other."""
+        """Reduces an object that pickle restores from its attributes alone. Returns None for any
+        other object."""
         cls = type(value)
         usual = all(
             getattr(cls, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__")
@@ -427,8 +432,8 @@ def _is_by_value(module: str | None) -> bool:
 def _with_aliases(cls: type[Enum], reduced: Any) -> Any:
     """Reduces an Enum that is sent by value, with its aliases among the members.
 
-    cloudpickle leaves aliases among the attributes and sets them again on an existing class. That
-    fails in a process that sends jobs to itself.
+    cloudpickle keeps aliases among the attributes of the class, and sets them again if the class
+    exists already. Setting them fails in a process that sends jobs to itself.
     """
     if type(reduced) is not tuple or len(reduced) != 6:
         return reduced  # By reference.
@@ -441,9 +446,9 @@ def _with_aliases(cls: type[Enum], reduced: Any) -> Any:
 def _set_attributes(instance: object, state: dict[str, Any]) -> None:
     """Sets attributes one by one, as `__init__` did.
 
-    CPython keeps attributes that are set one by one in the object itself. Attributes that pickle
-    writes into `__dict__` are looked up there from then on, which makes a call of a function object
-    half as long again.
+    CPython keeps attributes that are set one by one in the object itself. If pickle writes
+    attributes into `__dict__`, they are looked up there from then on. A call of a function object
+    then takes half as long again.
     """
     cls = type(instance)
     if any(hasattr(type(inspect.getattr_static(cls, name, None)), "__set__") for name in state):

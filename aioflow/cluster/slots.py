@@ -1,4 +1,4 @@
-"""The slots of one worker: their jobs and their tasks. The TaskExecutor's side of slots.
+"""The slots of one worker, with their jobs and tasks. This is the TaskExecutor's side of slots.
 
 It decides and does nothing itself.
 
@@ -10,9 +10,10 @@ It decides and does nothing itself.
     RELEASING --last task ended--> FREE
 
 Invariants: a slot has one job and one allocation from its request until it is FREE. It is FREE only
-when no task is inside. Only the JobMaster that leads the job now may deploy a task into it. Fencing
-tokens tell JobMasters apart: the larger of two belongs to the newer leader. A slot is offered only
-once no task of an older JobMaster is left in it. After Flink's TaskSlotTableImpl.
+when no task is inside. Only the JobMaster that leads the job now may deploy a task into the slot.
+Fencing tokens distinguish JobMasters: of two tokens, the larger belongs to the newer leader. A slot
+is offered to a JobMaster only when no task of an older JobMaster is left in the slot. After Flink's
+TaskSlotTableImpl.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class SlotState(Enum):
 
 
 class SlotOccupied(AioflowError):
-    """The requested slot belongs to another allocation, which `status` names."""
+    """The error for a requested slot that belongs to another allocation. `status` holds the present
+    content of the slot."""
 
     def __init__(self, message: str, status: SlotStatus) -> None:
         super().__init__(message)
@@ -57,11 +59,12 @@ class SlotOccupied(AioflowError):
 
 
 class SlotNotActive(AioflowError):
-    """A task was submitted to a slot that does not take tasks of this job."""
+    """The error for a task that is submitted to a slot that does not accept tasks of its job."""
 
 
 class SlotStatus(msgspec.Struct, frozen=True):
-    """One line of a slot report. Both ids are None for a slot that is FREE."""
+    """The content of one slot, as a line of a slot report. Both ids are None for a slot that is
+    FREE."""
 
     index: int
     job_id: str | None = None
@@ -69,16 +72,18 @@ class SlotStatus(msgspec.Struct, frozen=True):
 
 
 class ConnectToJobMaster(msgspec.Struct, frozen=True):
-    """Find the leader of this job, connect, and call `job_master_connected`."""
+    """Instruction to find the leader of this job, to connect to it, and then to call
+    `job_master_connected`."""
 
     job_id: str
     address: str
 
 
 class OfferSlots(msgspec.Struct, frozen=True):
-    """Offer these slots to the JobMaster with this token.
+    """Instruction to offer `slots` to the JobMaster with this token.
 
-    Report the answer with the number `offer`. No answer comes if the connection ends first.
+    The answer is reported to `offer_answered` with the number `offer`. If the connection ends
+    first, nothing is reported.
     """
 
     job_id: str
@@ -88,16 +93,16 @@ class OfferSlots(msgspec.Struct, frozen=True):
 
 
 class FailTasks(msgspec.Struct, frozen=True):
-    """End these attempts; `task_ended` reports each end."""
+    """Instruction to end `attempts`. Each end is reported to `task_ended`."""
 
     attempts: tuple[ExecutionAttemptId, ...]
     reason: str
 
 
 class SlotFreed(msgspec.Struct, frozen=True):
-    """A slot was freed: tell the ResourceManager, if one is connected.
+    """Instruction to tell the ResourceManager, if one is connected, that a slot was freed.
 
-    Tell the JobMaster of the job too, if it loses a slot that it had.
+    The JobMaster of the job is told too, if it thereby loses a slot that it had.
     """
 
     index: int
@@ -115,9 +120,10 @@ class _Slot(msgspec.Struct):
     job_id: str = ""
     allocation_id: str = ""
     deadline: float | None = None
-    """When an ALLOCATED slot is freed if no JobMaster has accepted it."""
+    """Time at which an ALLOCATED slot is freed unless a JobMaster has accepted it; None for other
+    slots."""
     offer: int | None = None
-    """The offer whose answer is awaited."""
+    """Number of the offer whose answer is awaited; None if there is none."""
     reason: str = ""
     tasks: dict[ExecutionAttemptId, None] = msgspec.field(default_factory=dict)
 
@@ -125,7 +131,7 @@ class _Slot(msgspec.Struct):
 class _JobMaster(msgspec.Struct):
     """The known leader of a job.
 
-    The token outlives the connection: older leaders stay refused.
+    The token is kept after the connection has ended, so that older leaders stay refused.
     """
 
     token: int
@@ -133,7 +139,8 @@ class _JobMaster(msgspec.Struct):
 
 
 class TaskSlotTable:
-    """The slots of one worker. A slot that no JobMaster accepts is kept for `timeout_s`."""
+    """The slots of one worker. A slot that no JobMaster accepts is kept for `timeout_s` seconds,
+    and then freed."""
 
     def __init__(self, slots: int, timeout_s: float = 10.0) -> None:
         if slots < 1:
@@ -143,13 +150,13 @@ class TaskSlotTable:
         self._job_masters: dict[str, _JobMaster] = {}
         self._offers = 0
         self.fenced_total = 0
-        """Refused requests of replaced JobMasters."""
+        """Number of refused requests of replaced JobMasters."""
 
     def report(self) -> tuple[SlotStatus, ...]:
         """Returns the slot report for the ResourceManager, sent at registration and with
         heartbeats.
 
-        RELEASING slots are still taken.
+        RELEASING slots are reported as taken.
         """
         return tuple(self._status(slot) for slot in self._slots)
 
@@ -157,7 +164,7 @@ class TaskSlotTable:
         return self._slots[index].state
 
     def next_due(self) -> float | None:
-        """Returns when `tick` has something to do."""
+        """Returns the time at which `tick` next has something to do; None if there is none."""
         return min((s.deadline for s in self._slots if s.deadline is not None), default=None)
 
     # From the ResourceManager.
@@ -167,8 +174,8 @@ class TaskSlotTable:
     ) -> list[Instruction]:
         """Reserves slot `index` for a job and offers it to the JobMaster at `address`.
 
-        A repeated request changes nothing.
-        Raises SlotOccupied if the slot is not FREE, ValueError if there is no such slot.
+        A repeated request changes nothing. Raises SlotOccupied if the slot is not FREE, and
+        ValueError if there is no such slot.
         """
         if not 0 <= index < len(self._slots):
             raise ValueError(
@@ -200,7 +207,8 @@ class TaskSlotTable:
     def job_master_connected(self, job_id: str, token: int, now: float) -> list[Instruction]:
         """Connects the leader of a job and offers it the slots kept for the job.
 
-        A newer leader replaces an older one. Raises StaleLeader if a newer one was here before.
+        A newer leader replaces an older one. Raises StaleLeader if a newer leader was connected
+        before.
         """
         known = self._job_masters.get(job_id)
         instructions: list[Instruction] = []
@@ -215,8 +223,8 @@ class TaskSlotTable:
     def job_master_lost(self, job_id: str, token: int, now: float) -> list[Instruction]:
         """Fails the tasks of a JobMaster whose connection is lost.
 
-        Its slots are kept for the next one until the timeout. The end of a connection to an older
-        JobMaster changes nothing.
+        The slots of the job are kept for the next JobMaster until the timeout. The end of a
+        connection to an older JobMaster changes nothing.
         """
         known = self._job_masters.get(job_id)
         if known is None or known.token != token or not known.connected:
@@ -237,7 +245,7 @@ class TaskSlotTable:
     def job_over(self, job_id: str, token: int) -> list[Instruction]:
         """Frees the slots of a job that has ended, and forgets its JobMaster.
 
-        Raises StaleLeader.
+        Raises StaleLeader if `token` is not that of the present JobMaster.
         """
         self._check(job_id, token, "ends the job")
         self._job_masters[job_id].connected = False
@@ -255,7 +263,8 @@ class TaskSlotTable:
         accepted: tuple[str, ...],
         rejected: tuple[str, ...],
     ) -> list[Instruction]:
-        """Handles the answer to an offer. Slots neither accepted nor rejected count as rejected.
+        """Handles the answer to an offer. Slots that are neither accepted nor rejected count as
+        rejected.
 
         Raises StaleLeader if the JobMaster no longer leads.
         """
@@ -276,8 +285,9 @@ class TaskSlotTable:
     def add_task(self, attempt: ExecutionAttemptId, allocation_id: str, token: int) -> None:
         """Adds a task to a slot.
 
-        A deployment may overtake the answer to the offer, and then accepts the slot as well.
-        Raises StaleLeader, or SlotNotActive if the slot is not this job's or is being freed.
+        A deployment may arrive before the answer to the offer, and then accepts the slot as well.
+        Raises StaleLeader if `token` is not that of the present JobMaster. Raises SlotNotActive if
+        the slot does not belong to the task's job, or is being freed.
         """
         job_id = attempt.job_id
         self._check(job_id, token, f"deploys {attempt}")
@@ -306,7 +316,8 @@ class TaskSlotTable:
     def free_slot(self, allocation_id: str, token: int, reason: str) -> list[Instruction]:
         """Frees a slot that the JobMaster no longer needs. Tasks inside it fail.
 
-        An unknown allocation is free already. Raises StaleLeader.
+        Does nothing for an unknown allocation, which is free already. Raises StaleLeader if `token`
+        is not that of the present JobMaster.
         """
         slot = self._find(allocation_id)
         if slot is None:
@@ -317,7 +328,7 @@ class TaskSlotTable:
     # From tasks and time.
 
     def give_back(self, job_id: str, reason: str) -> list[Instruction]:
-        """Frees the slots of a job that has no task here and will get none.
+        """Frees the slots of a job that has no task on this worker and will get none.
 
         After that the JobMaster counts as lost, so the next slot opens the job again.
         """
@@ -333,11 +344,11 @@ class TaskSlotTable:
         return instructions
 
     def holds(self, attempt: ExecutionAttemptId) -> bool:
-        """Whether a task has not ended yet."""
+        """Whether the task of `attempt` is in a slot and has not ended yet."""
         return any(attempt in slot.tasks for slot in self._slots)
 
     def slots_of(self, job_id: str) -> int:
-        """Returns how many slots a job has here."""
+        """Returns how many slots of this worker a job has."""
         return len(self._of_job(job_id))
 
     def task_ended(self, attempt: ExecutionAttemptId) -> list[Instruction]:
@@ -365,7 +376,8 @@ class TaskSlotTable:
     # Consequences.
 
     def _offer(self, job_id: str) -> list[Instruction]:
-        """Offers slots that are reserved for the job, empty, and not on offer already."""
+        """Offers the slots that are reserved for the job, hold no task, and are not offered
+        already."""
         if not self.is_connected(job_id):
             return []
         slots = [
@@ -405,9 +417,9 @@ class TaskSlotTable:
         return freed
 
     def _forget_job_master(self, job_id: str) -> None:
-        """Forgets the JobMaster of a job without a slot here.
+        """Forgets the JobMaster of a job if the job has no slot on this worker.
 
-        The token of the JobMaster is kept while the job has a slot here. Without a slot an old
+        The token of the JobMaster is kept while the job has a slot, because without a slot an old
         leader can do no harm.
         """
         if not self.is_connected(job_id) and not self._of_job(job_id):

@@ -1,10 +1,10 @@
 """Sources of a running job: looks for new splits, and limits how far sources may read.
 
-`discover_every` says how often to look. A split belongs to one subtask as long as its attempt
-lives, even if the split may not have arrived. The split is then sent again, and a subtask that
-already has it ignores it. So each split is read once. A restart assigns all splits again: those of
-the checkpoint continue at their positions, the others start from the beginning. Splits found
-meanwhile are assigned by the next look.
+`discover_every` of a source says how often to look. A split belongs to one subtask as long as the
+subtask's attempt lives, even if the split may not have arrived there. The split is then sent again,
+and a subtask that already has it ignores it. So each split is read once. A restart assigns all
+splits again: splits of the checkpoint continue at their positions, the others start from the
+beginning. Splits that are found meanwhile are assigned when the discovery looks next.
 
 Sources of one alignment group wait for the slowest of them. A source may also have to wait until
 another input of an operator was read. Tasks report their progress, and get limits in answer
@@ -12,10 +12,12 @@ another input of an operator was read. Tasks report their progress, and get limi
 timers and everything downstream go on.
 
 *Alignment*: the event time of a subtask is at most that of the slowest subtask of the group plus
-the drift. Ended and idle subtasks do not count. No limit is set before each subtask has reported.
+the drift. Ended and idle subtasks do not count. No limit is set before every subtask of the group
+has reported.
 
 *Reading first*: a source that has to wait begins with its first limit. The limit is sent when every
-subtask of each operator that the source waits for has reported. After a restart it waits again.
+subtask of each operator that the source waits for has reported. After a restart the source waits
+again.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Subtasks(Protocol):
 
 
 class SplitTaker(Protocol):
-    """Sends splits to the subtask that reads them."""
+    """The interface of a worker that sends splits to the subtask that reads them."""
 
     async def add_splits(self, attempt: ExecutionAttemptId, splits: Sequence[Split]) -> None: ...
 
@@ -73,7 +75,7 @@ class SplitTaker(Protocol):
 class SplitDiscovery:
     """Split discovery of one job.
 
-    `found`: known splits of each source vertex; the discovery adds new ones.
+    `found` holds the known splits of each source, by vertex id. The discovery adds new splits.
     """
 
     def __init__(self, host: Host, executions: Subtasks, found: Mapping[int, list[Split]]) -> None:
@@ -83,20 +85,20 @@ class SplitDiscovery:
         self._handed: dict[ExecutionAttemptId, dict[str, None]] = {}
         """Ids of the splits that were assigned to each living attempt."""
         self._in_doubt: dict[ExecutionAttemptId, list[Split]] = {}
-        """Assigned splits that may not have arrived."""
+        """Assigned splits that may not have arrived, by attempt."""
         self.vertices = {
             vertex.id: vertex
             for vertex in executions.graph.vertices
             if _interval_s(vertex) is not None
         }
-        """The vertices whose sources repeatedly look for new splits."""
+        """The vertices whose sources repeatedly look for new splits, by vertex id."""
         for vertex in self.vertices.values():
             source = vertex.head.source
             if source is not None and source.finder is not None:
                 source.finder.forget()
 
     def deployed(self, descriptor: TaskDeploymentDescriptor) -> None:
-        """Notes the deployment of a subtask."""
+        """Notes the deployment of a subtask with the splits in `descriptor`."""
         attempt = descriptor.attempt
         if attempt.vertex_id not in self.vertices:
             return
@@ -110,9 +112,9 @@ class SplitDiscovery:
         self._handed[attempt] = dict.fromkeys(split.id for split in descriptor.splits)
 
     async def watch(self, vertex: JobVertex, workers: SplitTaker) -> None:
-        """Looks for new splits of one of `vertices` until cancelled.
+        """Looks for new splits of `vertex`, one of `vertices`, until cancelled.
 
-        A failed look is logged and tried again.
+        A failure is logged, and the discovery looks again after the interval.
         """
         every_s = _interval_s(vertex)
         assert every_s is not None, "it is one of those"
@@ -182,7 +184,7 @@ class SplitDiscovery:
 
 
 def pack_splits(splits: Sequence[Split], codec: Codec) -> bytes:
-    """Encodes splits for a message. Raises TypeNotSupported unless they are plain data."""
+    """Encodes splits for a message. Raises TypeNotSupported if a split is not plain data."""
     rows = [
         SplitState(split.id, split.position, split.payload, split.watermark) for split in splits
     ]
@@ -201,13 +203,14 @@ def _interval_s(vertex: JobVertex) -> float | None:
 
 
 Place = tuple[int, int]
-"""Vertex and subtask."""
+"""A subtask, as (vertex id, subtask index)."""
 
 TAKES_LIMITS = (ExecutionState.INITIALIZING, ExecutionState.RUNNING)
 
 
 class SourceLimits:
-    """The limits of one job. `limit(attempt, watermark)` sends a limit to a source."""
+    """The limits up to which the sources of one job may read. `limit(attempt, watermark)` sends a
+    limit to a source."""
 
     def __init__(
         self, executions: ExecutionGraph, limit: Callable[[ExecutionAttemptId, int], None]
@@ -216,14 +219,16 @@ class SourceLimits:
         self._limit = limit
         self._graph: JobGraph | None = None
         self._aligned: dict[int, WatermarkAlignment] = {}
-        """Vertices of sources with an alignment."""
+        """The alignment of each source that has one, by vertex id."""
         self._waits: dict[int, list[int]] = {}
-        """Vertex of a source -> the vertices of the operators that it waits for."""
+        """Maps the vertex id of each source that waits to the vertex ids of the operators that it
+        waits for."""
         self._progress: dict[Place, tuple[ExecutionAttemptId, int]] = {}
         self._sent: dict[Place, tuple[ExecutionAttemptId, int]] = {}
 
     def report(self, attempt: ExecutionAttemptId, watermark: int) -> None:
-        """Handles the report of a task: its event time, or that its first input is read."""
+        """Handles the report of a task: the event time of a source, or MAX_WATERMARK once an
+        operator has read its first input."""
         self._progress[attempt.vertex_id, attempt.subtask_index] = attempt, watermark
         self.update()
 
@@ -239,7 +244,7 @@ class SourceLimits:
             self.update()
 
     def update(self) -> None:
-        """Sends the limits that have changed."""
+        """Sends the limits that have changed to the sources."""
         self._analyse()
         limits: dict[int, int] = {}
         for vertex, alignment in self._aligned.items():
@@ -266,7 +271,8 @@ class SourceLimits:
             self._limit(execution.attempt, watermark)
 
     def _slowest(self, group: str) -> int | None:
-        """Returns the least event time in a group, or None before every subtask has reported."""
+        """Returns the least event time of the subtasks in an alignment group. Returns None before
+        every subtask has reported."""
         vertices = [
             one
             for one, alignment in self._aligned.items()
@@ -277,7 +283,7 @@ class SourceLimits:
         return min(known, default=MAX_WATERMARK) if len(known) == len(marks) else None
 
     def _may_begin(self, vertex: int) -> bool:
-        """Returns whether every input that a source waits for is read."""
+        """Returns whether every input that the source of `vertex` waits for is read."""
         return all(
             self._reached(place) == MAX_WATERMARK
             for operator in self._waits.get(vertex, ())
@@ -285,7 +291,8 @@ class SourceLimits:
         )
 
     def _reached(self, place: Place) -> int | None:
-        """Returns the last report of the current attempt of a subtask."""
+        """Returns the event time that the current attempt of a subtask last reported; None if it
+        has not reported."""
         execution = self._executions.executions.get(place)
         if execution is None:
             return None

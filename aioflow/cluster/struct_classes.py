@@ -1,11 +1,11 @@
 """Ships a class of `msgspec.Struct` by value.
 
 cloudpickle makes an empty class first and then sets its attributes, because methods may refer to
-their class. The fields of a Struct are fixed when it is made and cannot be set later. So this
-module sends them first, with the options of the class. Annotations may refer to the class too, so
-they follow with the attributes. msgspec reads them when the first value is decoded.
+their class. The fields of a Struct are fixed when the class is made, and cannot be set later. So
+this module sends the fields first, with the options of the class. Annotations may refer to the
+class too, so they follow with the attributes. msgspec reads them when the first value is decoded.
 
-From Python 3.14 on, annotations are evaluated when they are read, and may then fail. A name may be
+From Python 3.14 on, annotations are evaluated when they are read. The evaluation fails if a name is
 defined later, or for type checkers alone. Such annotations are sent as text, as before Python 3.14
 with `from __future__ import annotations`.
 """
@@ -30,7 +30,7 @@ OPTIONS = (
 )  # fmt: skip
 """Class keywords of a Struct that subclasses inherit and that can be read from the class.
 
-`kw_only` and `rename` are missing, because the fields show them.
+`kw_only` and `rename` are not among them, because they can be seen from the fields.
 """
 
 POST_INIT = "__post_init__"
@@ -45,7 +45,8 @@ class _Field:
 
 
 def with_fields(cls: type[msgspec.Struct], reduced: Any) -> Any:
-    """Reduces the Struct `cls` as cloudpickle does, but with its own fields and defaults first."""
+    """Changes `reduced`, cloudpickle's reduction of the Struct `cls`, so that the fields and
+    defaults of `cls` come first."""
     if type(reduced) is not tuple or len(reduced) != 6:
         return reduced  # By reference.
     make, args, (attributes, slots), *rest = reduced
@@ -102,9 +103,10 @@ def _make(
     options: dict[str, Any],
     has_post_init: bool,
 ) -> type:
-    """Makes the class without its attributes.
+    """Makes the class with its fields, but without its other attributes.
 
-    `make` and `args` are cloudpickle's, which keeps one class for each class that is sent.
+    `make` and `args` are the function and the arguments with which cloudpickle makes the class.
+    cloudpickle keeps one class in a process for each class that is sent.
     """
     metaclass, name, bases, namespace, *rest = args
     namespace = {**namespace, "__annotations__": dict.fromkeys(fields, Any)}
@@ -121,15 +123,16 @@ def _make(
 
 
 def _post_init(instance: Any) -> None:
-    """Calls the `__post_init__` of the class, which does not exist yet when the class is made.
+    """Calls the real `__post_init__` of the class, which does not exist yet when the class is made.
 
-    A Struct fixes the function that it calls when its class is made.
+    A Struct class determines the function that it calls when the class is made.
     """
     getattr(instance, POST_INIT)()
 
 
 def annotations_of(what: type | FunctionType) -> dict[str, Any]:
-    """Returns the own annotations of a class or function; as text if one cannot be evaluated."""
+    """Returns the annotations of a class, without inherited ones, or of a function. Returns all as
+    text if one cannot be evaluated."""
     try:
         return inspect.get_annotations(what)
     except Exception:  # Of any kind: they are expressions.

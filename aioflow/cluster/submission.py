@@ -1,8 +1,9 @@
-"""The user's side of a cluster: submits jobs, follows them, lists and ends others.
+"""The user's side of a cluster: submits jobs and follows them to their end, and lists and ends
+jobs.
 
 The submitting process is a worker for parts of the job that cannot leave it: collected results,
 pushed inputs, local functions as sinks. Functions and classes of its own modules are sent by value.
-So the processes of the cluster need only the libraries, not its files.
+So the processes of the cluster need only the libraries, not the files of the submitting program.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ LEADER_TIMEOUT_S = 60.0
 RETRY_S = 0.2
 
 ASK_S = 5.0
-"""How often a JobManager is asked whether it still leads, while the end of a job is waited for."""
+"""Interval at which a JobManager is asked whether it still leads, while a client waits for the end
+of a job."""
 
 SILENCE_S = 30.0
 """Time without an answer after which a JobManager counts as stopped or cut off. The client then
@@ -65,24 +67,24 @@ INSTALLED = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     | {str(Path(__file__).parents[1])}
 )
-"""Directories of modules that the processes of a cluster have too."""
+"""Directories of installed modules, which the processes of a cluster have too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job, ready to be sent."""
+    """An encoded job, ready to be sent."""
 
     name: str
     content: bytes
     config: dict[str, Any]
-    """Settings for the JobMaster: plain data."""
+    """Settings for the JobMaster, as plain data."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
     """One job of a cluster in a listing.
 
-    Times are wall-clock ms; `ended_ms` is None while it runs.
+    Times are in wall-clock ms; `ended_ms` is None while the job runs.
     """
 
     job_id: str
@@ -92,7 +94,7 @@ class JobLine:
     ended_ms: int | None
     error: str
     savepoint: str
-    """URL of the savepoint that the job was stopped with; empty if there is none."""
+    """URL of the savepoint with which the job was stopped; empty if there is none."""
     tasks_running: int = 0
     tasks_finished: int = 0
     tasks: int = 0
@@ -109,8 +111,8 @@ def submission_of(
 ) -> Submission:
     """Encodes a job for submission.
 
-    Raises GraphError, naming the operator that cannot be pickled, and CheckpointError for a store
-    that other processes cannot reach.
+    Raises GraphError, naming the operator, if one cannot be pickled. Raises CheckpointError for a
+    store that other processes cannot reach.
     """
     if checkpoints is not None:
         for option, url in (("checkpoints", checkpoints.store), ("restore", checkpoints.restore)):
@@ -129,7 +131,8 @@ def submission_of(
 
 
 class NoJobManager(ConnectionError):
-    """No JobManager answers at the given place. `what`: the message without the remedy."""
+    """The error if no JobManager answers at the given place. `what` is the error message without
+    the advice."""
 
     def __init__(self, where: LeaderRetrieval, reason: OSError) -> None:
         is_plain = isinstance(reason, ConnectionRefusedError)
@@ -145,9 +148,9 @@ class NoJobManager(ConnectionError):
 
 
 class ClusterClient:
-    """A connection to the leading JobManager. Use as `async with`.
+    """A connection to the leading JobManager. Use it as `async with`.
 
-    Raises NoJobManager, or NotAuthenticated for a wrong secret.
+    Entering raises NoJobManager if there is none, or NotAuthenticated for a wrong secret.
     """
 
     def __init__(
@@ -210,7 +213,7 @@ class ClusterClient:
         await self._connection.close()
 
     def hang_up(self, error: Exception) -> None:
-        """Closes at once: calls that wait for an answer fail."""
+        """Closes the connection at once. Calls that wait for an answer fail."""
         if self._connection is not None:
             self._connection.abort(error)
 
@@ -220,11 +223,11 @@ class ClusterClient:
         return self._connection
 
     async def submit(self, job_id: str, job: Submission, timeout_s: float) -> None:
-        """Submits a job. On return it is stored and runs.
+        """Submits a job. On return the job is stored and runs.
 
         If the leader goes away meanwhile, the job is submitted to the next leader under the same
-        id. A leader that has the job already refuses it, and that counts as success. The search for
-        a leader ends after `timeout_s` seconds, with the error of the last try.
+        id. If a leader has the job already, it refuses the submission, and this counts as success.
+        The search for a leader ends after `timeout_s` seconds, with the error of the last try.
         """
         deadline = self._host.clock.monotonic() + timeout_s
         may_be_known = False
@@ -248,7 +251,7 @@ class ClusterClient:
     async def submit_attached(
         self, job_id: str, job: Submission, *, location: str, taps: dict[int, tuple[TapPlace, bool]]
     ) -> int:
-        """Submits a job and attaches to it. On return it is stored and runs.
+        """Submits a job and attaches to it. On return the job is stored and runs.
 
         Returns the token of its JobMaster.
         """
@@ -273,12 +276,12 @@ class ClusterClient:
     ) -> int:
         """Attaches to a job that was submitted before.
 
-        Returns the token of its JobMaster; raises UnknownJob.
+        Returns the token of its JobMaster. Raises UnknownJob if there is no such job.
         """
         return int(await self.connection.call("attach", job_id, location, taps))
 
     async def jobs(self) -> list[JobLine]:
-        """Lists running jobs in order of submission, then ended ones."""
+        """Lists running jobs in order of submission, then ended jobs."""
         return [_line(packed) for packed in await self.connection.call("jobs")]
 
     async def wait(self, job_id: str) -> JobLine:
@@ -290,9 +293,10 @@ class ClusterClient:
     ) -> JobLine:
         """Waits for the end of a job as `wait` does, but across changes of the leader.
 
-        It looks for each next leader for `timeout_s`. `ask` sends the caller's request to the first
-        leader and to each later one, because a new leader does not know of an earlier stop request.
-        Raises OSError or AioflowError if no leader is found, or if it does not know the job.
+        After a loss of the leader, the next leader is sought for `timeout_s`. `ask` sends the
+        caller's request to the first leader and to each later one, because a new leader does not
+        know of an earlier stop request. Raises OSError or AioflowError if no leader is found, or if
+        the leader does not know the job.
         """
         watching = asyncio.get_running_loop().create_task(
             self.watch_leader(), name=f"leader of job {job_id[:8]}"
@@ -310,10 +314,10 @@ class ClusterClient:
             await cancel_and_wait([watching])
 
     async def watch_leader(self) -> None:
-        """Closes the connection to a JobManager that is silent, or leads no more.
+        """Closes the connection to a JobManager that is silent, or that no longer leads.
 
-        Such a JobManager would never report the end of a job. The caller sees a lost connection as
-        usual.
+        Such a JobManager would never report the end of a job. The caller then sees a lost
+        connection as usual.
         """
         while True:
             await asyncio.sleep(ASK_S)
@@ -350,11 +354,12 @@ class ClusterClient:
         await self.connection.call("stop", job_id, drain, savepoint, directory)
 
     async def savepoint(self, job_id: str, directory: str | None = None) -> str:
-        """Takes a savepoint under the store, or at the URL `directory`. Returns its URL."""
+        """Takes a savepoint under the store, or below the URL `directory`. Returns the savepoint's
+        URL."""
         return str(await self.connection.call("savepoint", job_id, directory))
 
     async def checkpoint(self, job_id: str) -> int:
-        """Takes a checkpoint of a job now. Returns its number."""
+        """Takes a checkpoint of a job now. Returns the checkpoint's number."""
         return int(await self.connection.call("checkpoint", job_id))
 
     async def rescale(
@@ -368,16 +373,17 @@ class ClusterClient:
         return [tuple(line) for line in (await self.connection.call("overview"))["taskmanagers"]]
 
     async def fenced_total(self) -> int:
-        """Returns how many messages of replaced leaders, workers and attempts the cluster refused.
+        """Returns how many messages of replaced leaders, workers and attempts the cluster has
+        refused.
 
-        Counted since the present leader began to lead.
+        The count begins when the present leader began to lead.
         """
         return int((await self.connection.call("overview"))["fenced_total"])
 
     async def shutdown(self) -> int:
         """Ends the leader and its TaskManagers.
 
-        Its jobs stay stored. Returns the pid of the leader, on its machine.
+        The jobs stay stored. Returns the process id of the leader on its machine.
         """
         return int(await self.connection.call("shutdown"))
 

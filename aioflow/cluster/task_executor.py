@@ -1,8 +1,8 @@
-"""A worker: runs tasks, keeps their partitions until they are read, and gives them shared
+"""A worker: runs tasks, keeps their partitions until these are read, and gives the tasks shared
 resources.
 
-Every task is a supervised child of the worker's task group: it reports its end, and its failure
-does not end other tasks. The JobMaster handles failed tasks.
+Every task is a supervised child of the worker's task group. A task reports its end, and its failure
+does not end other tasks; the JobMaster handles failed tasks.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ NETWORK_MEMORY = (
     "Status.Shuffle.Netty.OverdraftMemory",
     "Status.Shuffle.Netty.WaitingPools",
 )
-"""Metrics of the network memory. The last two are not in Flink: bytes beyond the sizes of pools,
-and pools without room.
+"""Metrics of the network memory. The last two do not exist in Flink: the bytes beyond the sizes of
+the pools, and the number of pools without room.
 """
 
 TURNS_A_SLICE = 4
 """Number of times that another thread can get the interpreter during one slice of a task.
 
-Threads write checkpoints and leases.
+Such threads write checkpoints and leases.
 """
 
 RESOURCES_CLOSE_S = 30.0
-"""Time limit for closing all shared resources of user code together."""
+"""Time limit in s for closing all shared resources of user code together."""
 
 
 class _Partitions:
@@ -96,7 +96,8 @@ class _Partitions:
         self._partitions: dict[PartitionId, ResultPartition] = {}
         self._by_name: dict[str, ResultPartition] = {}
         self._awaiting: dict[PartitionId, list[LocalInputChannel]] = {}
-        """Channels of consumers that were deployed before their producer."""
+        """Channels of consumers that were deployed before their producer, by the id of the missing
+        partition."""
         self.data_plane: DataPlane | None = None
         self.location = ""
         """Address at which other workers read these partitions; empty in a single process."""
@@ -108,7 +109,8 @@ class _Partitions:
             channel.request_again()
 
     def find_partition(self, partition_id: str) -> ResultPartition | None:
-        """Finds a partition for the data plane, by its name on the wire."""
+        """Returns the partition with this name on the wire, for the data plane; None if there is
+        none."""
         return self._by_name.get(partition_id)
 
     def open_gate(
@@ -158,12 +160,12 @@ class _Partitions:
         return self._partitions.pop(partition_id)
 
     def release_of(self, attempt: ExecutionAttemptId) -> None:
-        """Drops the partitions of an ended attempt."""
+        """Releases the partitions of an attempt that has ended."""
         for partition_id in [p for p in self._partitions if p.producer == attempt]:
             self._forget(partition_id).release()
 
     def forget_consumed(self) -> None:
-        """Forgets partitions that were read to their end; they have released themselves."""
+        """Forgets partitions that were read to their end, because they have released themselves."""
         for partition_id in [
             p for p, partition in self._partitions.items() if partition.is_released
         ]:
@@ -199,7 +201,7 @@ def _network_memory(pool: NetworkBufferPool) -> list[int]:
 class TaskExecutor:
     """Runs the tasks of one job in this loop.
 
-    Use as `async with`: leaving waits for every task to end.
+    Use it as `async with`. Leaving the block waits for every task to end.
     """
 
     def __init__(
@@ -213,13 +215,14 @@ class TaskExecutor:
         on_stuck: Callable[[ExecutionAttemptId, CancellationTimeout], None] | None = None,
         pool: NetworkBufferPool | None = None,
     ) -> None:
-        """`codec` knows the types of the job; None: the types registered in this process.
+        """`codec` encodes values of the job's types; None: of the types that are registered in this
+        process.
 
-        `pool` is the network memory of the process; None: the process has one job, whose options
-        say how much.
+        `pool` is the network memory of the process. None: the process has one job, and the options
+        of the job give the amount.
 
-        `on_stuck(attempt, error)` ends the process because of a task that does not end. None: the
-        process is the user's program, so the task is given up.
+        `on_stuck(attempt, error)` is called for a task that does not end, and ends the process.
+        None: the process is the user's program, so the task is given up.
         """
         self._job_master = job_master
         self._fencing_token = fencing_token
@@ -277,7 +280,7 @@ class TaskExecutor:
         return self._partitions.location
 
     def join(self, data_plane: DataPlane, location: str) -> None:
-        """Enables exchanges with other workers, which reach this one at `location`."""
+        """Enables exchanges with other workers, which reach this worker at `location`."""
         self._partitions.data_plane = data_plane
         self._partitions.location = location
 
@@ -288,12 +291,12 @@ class TaskExecutor:
 
     @property
     def local_state(self) -> LocalState:
-        """Local copies of state for checkpoints that the job may restore."""
+        """The local copies of state for checkpoints that the job may restore."""
         return self._environment.local_state
 
     @property
     def tasks(self) -> list[StreamTask]:
-        """The tasks that run, and the ended tasks that are the last attempt of their subtask."""
+        """The running tasks, and the ended tasks that are the last attempt of their subtask."""
         return [execution.task for execution in self._executions.values()]
 
     # TaskExecutorGateway.
@@ -420,7 +423,8 @@ class TaskExecutor:
         self._job_master.update_task_state(attempt, state, error)
 
     def _forget_older(self, descriptor: TaskDeploymentDescriptor) -> None:
-        """Forgets the ended attempt that a new one replaces, and its partitions.
+        """Forgets the ended attempt that the new attempt in `descriptor` replaces, with its
+        partitions.
 
         If the vertex has another parallelism now, all its former subtasks are replaced.
         """
@@ -438,7 +442,7 @@ class TaskExecutor:
 
 
 def _local_state(host: Host, options: TaskOptions) -> LocalState:
-    """Makes the copies of state that the tasks of a job keep in this process."""
+    """Makes the `LocalState`, which keeps the copies of state of a job's tasks in this process."""
     if options.local_recovery is None or options.checkpoints is None:
         return LocalState(options.local_state_bytes)
     files = LocalFiles(host, options.local_recovery, options.checkpoints.store)

@@ -3,9 +3,9 @@
 It registers at the JobManager with the content of its slots, and sends heartbeats. It loads a job's
 code with the first slot of that job, and then offers the slot. A TaskManager of a cluster loads
 each job into a process of its own. A TaskManager that was started for a single job is itself the
-process of this job. When it loses the JobManager its tasks end, but it connects again. It keeps the
-slots of its jobs for a while for their next JobMasters. Its own slot table is authoritative; the
-JobManager has a copy.
+process of this job. When a TaskManager loses the JobManager, its tasks end, but it connects again.
+It keeps the slots of its jobs for a while for their next JobMasters. The slot table of the
+TaskManager is authoritative; the JobManager has a copy.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ PEER = "jobmanager"
 REGISTER_S = 30.0
 """Maximum time for the answer to a registration.
 
-A slower JobManager is stopped or cut off, so the TaskManager looks for another one.
+A JobManager that takes longer is stopped or cut off, so the TaskManager looks for another one.
 """
 
 REPORT_S = 0.5
-"""How often metrics of jobs are sent."""
+"""Interval at which metrics of jobs are sent."""
 
 FIND_S = 30.0
-"""How long a TaskManager that does not follow the leader looks for its JobManager."""
+"""How long a TaskManager with `follows=False` looks for its JobManager."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskManagerOptions:
     """Options of a TaskManager.
 
-    `jobmanagers`: where to find the leader. `bind`: the address at which other processes read its
-    partitions.
+    `jobmanagers` says where to find the leader. `bind` is the address at which other processes read
+    the partitions of this process.
     """
 
     jobmanagers: LeaderRetrieval
@@ -93,20 +93,20 @@ class TaskManagerOptions:
     slot_timeout_s: float = 30.0
     """How long a slot is kept for a job that has lost its JobMaster."""
     network_bytes: int | None = NETWORK_MEMORY_BYTES
-    """Network memory for all jobs. None: the options of its only job say how much."""
+    """Network memory for all jobs, in bytes. None: the options of the only job give the amount."""
     reconnect_s: float = 0.5
     isolated: bool = False
     """Whether each job runs in a process of its own."""
     tls: TlsFiles | None = None
-    """Files of the host's security, for the processes of jobs."""
+    """TLS files of the host, for the processes of jobs; None without TLS."""
     configuration: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Configuration values that jobs do not set themselves, such as `rocksdb.path`."""
     preloaded: tuple[str, ...] = ()
-    """Modules that the process of a job imports before the job comes."""
+    """Modules that the process of a job imports before it gets the job."""
     follows: bool = True
-    """Whether the TaskManager registers at the next JobManager when it has lost one.
+    """Whether the TaskManager registers at the next JobManager when it has lost its JobManager.
 
-    If not, it waits up to `FIND_S` for the first JobManager, and ends when it loses it.
+    If not, it waits up to `FIND_S` for its JobManager, and ends when it has lost this JobManager.
     """
     heartbeat: HeartbeatOptions = dataclasses.field(
         default_factory=lambda: HeartbeatOptions(own_pauses=OwnPauses.COUNTED)
@@ -114,7 +114,8 @@ class TaskManagerOptions:
 
 
 class TaskManager:
-    """Runs until `run` is cancelled, or the JobManager releases it."""
+    """A TaskManager of a cluster. It runs until `run` is cancelled, or until the JobManager
+    releases it."""
 
     def __init__(
         self,
@@ -125,10 +126,11 @@ class TaskManager:
         end_process: Callable[[str], None] | None = None,
         collector: Collector | None = None,
     ) -> None:
-        """Makes a TaskManager. `own_id` is an unused id, given by the process that starts this one.
+        """Makes a TaskManager. `own_id` is an unused id that the starting process has chosen; None:
+        a new id.
 
-        `end_process(why)` ends this process, as in `JobSession`. `collector` is only for a process
-        that runs nothing else.
+        `end_process(why)` ends this process, as in `JobSession`. `collector` is given only in a
+        process that runs nothing else.
         """
         self._collector = collector
         self._end_process = end_process
@@ -150,7 +152,7 @@ class TaskManager:
         self._jobs = OpenJobs(self, self._table, host, options.reconnect_s)
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.connection: RpcConnection | None = None
-        """Connection to the JobManager, None while there is none."""
+        """Connection to the JobManager; None while there is none."""
         self._registration = 0
         self._log_backoff = LogBackoff()
         self._monitor = HeartbeatMonitor(options.heartbeat, lambda _: self._report())
@@ -163,10 +165,10 @@ class TaskManager:
 
     @property
     def heard_at(self) -> float | None:
-        """When the JobManager last answered a thread of this process, even while the loop is
-        blocked.
+        """Monotonic time at which the JobManager last answered a thread of this process, even while
+        the loop is blocked.
 
-        None: it was never registered.
+        None if this process was never registered.
         """
         return self._heard_at if self._pulse is None else self._pulse.heard_at
 
@@ -181,8 +183,8 @@ class TaskManager:
     async def run(self) -> None:
         """Serves one JobManager after the other. Raises Broken if the first one refuses the secret.
 
-        With `follows=False` it serves one only, and raises OSError or NoLeader if it does not
-        find it.
+        With `follows=False` it serves only one JobManager, and raises OSError or NoLeader if it
+        does not find this JobManager.
         """
         if self._processes is not None:
             await self._processes.listen()
@@ -239,7 +241,7 @@ class TaskManager:
                 raise failure
 
     def stop(self) -> None:
-        """Ends the tasks, then `run`."""
+        """Ends the tasks, and then makes `run` return."""
         self._released = True
         self._disconnected.set()
         if self.connection is not None:
@@ -330,7 +332,7 @@ class TaskManager:
         }
 
     def _to_session(self, request: str, what: str | AttemptKey, *args: Any) -> Any:
-        """Passes a request about a job or an attempt to the session of the job."""
+        """Passes a request about `what`, a job id or an attempt, on to the session of the job."""
         session = self._jobs.session(what if isinstance(what, str) else what[0])
         return session.requests[request](what, *args)
 
@@ -340,9 +342,9 @@ class TaskManager:
     def _on_request_slot(
         self, index: int, job_id: str, allocation_id: str, address: str
     ) -> tuple[Any, ...] | None:
-        """Returns None if the slot is reserved.
+        """Reserves a slot for a job, and returns None.
 
-        Otherwise returns the content of the slot: (index, job, allocation).
+        If the slot is taken, returns its content: (index, job id, allocation id).
         """
         try:
             self.carry_out(
@@ -374,7 +376,8 @@ class TaskManager:
             raise
 
     async def _on_inspect(self, what: str, *args: Any) -> Any:
-        """Answers like `ProcessInspector.ask`, for this process and the processes of its jobs."""
+        """Answers as `ProcessInspector.ask` does, for this process and the processes of its jobs
+        together."""
         if self._processes is None:
             return await self.inspector.ask(what, *args)
         own = asyncio.get_running_loop().create_task(
@@ -410,7 +413,7 @@ class TaskManager:
     # Instructions of the slot table.
 
     def carry_out(self, instructions: list[Instruction]) -> None:
-        """Carries out what the slot table decided."""
+        """Carries out instructions of the slot table."""
         for instruction in instructions:
             match instruction:
                 case ConnectToJobMaster(job_id, _):
@@ -441,7 +444,8 @@ class TaskManager:
             process.worker.lose(f"its task {attempt} {why}")
 
     def _memory_of(self, job_id: str) -> int:
-        """Returns the network memory of a job, in proportion to its slots here."""
+        """Returns the share of the network memory for a job in bytes, in proportion to its slots
+        here."""
         total = self._options.network_bytes or NETWORK_MEMORY_BYTES
         return total * self._table.slots_of(job_id) // self._options.slots
 
@@ -462,7 +466,8 @@ class TaskManager:
         self.carry_out(self._table.task_ended(attempt))
 
     def process_lost(self, process: JobProcess, loss: Broken) -> None:
-        """Gives back the slots of a process that has ended with its tasks."""
+        """Handles the unexpected end of a job's process: reports the loss of its tasks, and gives
+        its slots back."""
         job_id = process.job_id
         if self._jobs.sessions.get(job_id) is not process:
             return  # Another process has its slots.
@@ -494,7 +499,7 @@ class TaskManager:
     async def load(self, job_id: str, token: int, content: bytes) -> bytes:
         """Loads the code of a job, and adds its session to the open jobs.
 
-        Returns the packed error of the code, or nothing. May also raise the error.
+        Returns the packed error of the code, empty if there is none. May also raise the error.
         """
         if self._processes is not None:
             return await self._open_apart(self._processes, job_id, token, content)
@@ -532,7 +537,8 @@ class TaskManager:
     ) -> bytes:
         """Loads the code of a job into a process of its own.
 
-        Returns the packed error of the code, or nothing. Raises Broken if the process has ended.
+        Returns the packed error of the code, empty if there is none. Raises Broken if the process
+        has ended.
         """
         process = processes.take()
         failure = b""

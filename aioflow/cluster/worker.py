@@ -4,13 +4,13 @@ job of a TaskManager.
     python -m aioflow.cluster.worker_program HOST:PORT WORKER_ID SLOTS INTERVAL_S SILENCE_S
     python -m aioflow.cluster.worker_program --job HOST:PORT ID MODULES CERT KEY CA PLAINTEXT
 
-The second form connects to the TaskManager at HOST:PORT; its last five arguments may be empty. The
-process that started a worker is called its program here.
+In the second form, the process connects to the TaskManager at HOST:PORT; the last five arguments
+may be empty. In this module, the program is the process that started the worker.
 
-The secret comes through an inherited descriptor, never through arguments. The process ends with its
-connection, and with the program: its tasks must not go on beside their replacements. A terminal or
-a service manager sends signals to the whole process group. The worker ignores them; the program
-handles them and ends its workers.
+The secret comes through an inherited descriptor, never through arguments. The worker ends when its
+connection or the program ends, because its tasks must not go on beside their replacements. A
+terminal or a service manager sends signals to the whole process group. The worker ignores them; the
+program handles them and ends its workers.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 
 PARENT_CHECK_S = 0.5
 PARENT_GRACE_S = 2.0
-"""How long a worker may take to end after its parent died.
+"""How long a worker may take to end after its parent process has died.
 
-A blocking function would otherwise keep it for ever.
+Without this limit, a blocking function would keep the worker alive for ever.
 """
 
 FINISHED, UNREACHABLE, LOST_PROGRAM = 0, 1, 3
-"""Exit codes."""
+"""Exit codes of a worker process."""
 
 
 def taskmanager_of(
@@ -139,10 +139,10 @@ async def _main(arguments: Sequence[str]) -> int:
 
 
 def _watch_parent(parent: int, over: threading.Event) -> None:
-    """Ends the process soon after its parent died, where the kernel does not.
+    """Ends the process soon after its parent has died, on systems where the kernel does not do so.
 
-    It runs in a thread, because a function may block the loop. A function that holds the
-    interpreter stops this thread too.
+    This function runs in a thread, because a user function may block the loop. A function that
+    holds the interpreter stops this thread too.
     """
     while not over.wait(PARENT_CHECK_S):
         if os.getppid() != parent:

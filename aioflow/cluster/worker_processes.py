@@ -4,8 +4,8 @@ job; `job_processes` starts the processes of a TaskManager's jobs.
     started --registers--> there --ends, is silent, or is stopped--> lost
             --ends, or does not register in time--> its start has failed
 
-A lost worker is killed before its loss is reported, so that a worker that only slept cannot go on
-beside its replacement. No process outlives `close`.
+A lost worker is killed before its loss is reported. So a worker that was only suspended cannot go
+on beside its replacement. No process outlives `close`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ JOB = "--job"
 """First argument of `worker_program` for the process of a job."""
 
 WORKER_HEARTBEAT = HeartbeatOptions(interval_s=1.0, timeout_s=60.0, suspicion_s=0.2)
-"""Heartbeats of workers. The timeout is long, because a function may block the loop of its worker:
+"""Heartbeats of workers. The timeout is long, because a function may block the loop of its worker;
 loading a model takes tens of seconds.
 
-The end of a process is noticed at once, without heartbeats. The suspicion leaves time for its exit
-code, which arrives after the end of its connection.
+The end of a process is noticed at once, without heartbeats. `suspicion_s` leaves time for the exit
+code, which arrives after the end of the connection.
 """
 
 PROGRAM_SILENCE_FACTOR = 5
 """A worker waits this many times longer for heartbeats of the program than the program waits for
 heartbeats of the worker.
 
-A program may block its own loop for minutes (a notebook cell). The end of its process is noticed at
-once.
+A program may block its own loop for minutes (a notebook cell). The end of the program's process is
+noticed at once.
 """
 
 START_TIMEOUT_S = 60.0
@@ -67,15 +67,15 @@ CRASHES = frozenset(
         signal.SIGSYS,
     ]
 )
-"""Signals that a process causes itself.
+"""Signals that a process causes by its own fault.
 
-All others come from outside: from an operator, or from the kernel when memory runs out.
+All other signals come from outside: from an administrator, or from the kernel when memory runs out.
 """
 
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    """One worker."""
+    """One worker process, from its start to its end."""
 
     id: str
     process: Process | None = None
@@ -83,7 +83,7 @@ class WorkerProcess:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     loss: Broken | None = None
-    """Why the worker is lost; None while it is not."""
+    """The reason why the worker is lost; None while it is not lost."""
 
     @property
     def pid(self) -> int:
@@ -91,9 +91,9 @@ class WorkerProcess:
         return 0 if self.process is None else self.process.pid
 
     def lose(self, why: str, *, crashed: bool = False) -> Broken:
-        """Kills the process, and returns the first reason of its loss.
+        """Kills the process because of `why`, and returns the first reason of its loss.
 
-        `crashed`: its own program caused the end, and may do so again.
+        `crashed` means that the code in the process caused the end, and may do so again.
         """
         if self.loss is None:
             self.loss = (ProcessCrashed if crashed else Broken)(f"{self} is gone: {why}")
@@ -104,7 +104,8 @@ class WorkerProcess:
     async def live(self, host: Host, arguments: Sequence[str], secret: bytes) -> None:
         """Starts the process with the `arguments` of `worker_program`, and waits for its end.
 
-        The worker must register within `START_TIMEOUT_S`. `loss` then says how it ended.
+        The worker must register within `START_TIMEOUT_S`. On return, `loss` says how the process
+        ended.
         """
         # -P: the working directory is only on the path if it is on this process's path.
         argv = [sys.executable, "-P", "-m", "aioflow.cluster.worker_program", *arguments]
@@ -132,8 +133,8 @@ class WorkerProcess:
 class WorkerProcesses:
     """The workers of one job; a `WorkerProvider`.
 
-    `start_failed(loss)` is called for each worker that did not register, and `lose(worker_id, why)`
-    for each registered one whose process has ended.
+    `start_failed(loss)` is called for each worker that did not register. `lose(worker_id, why)` is
+    called for each registered worker whose process has ended.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class WorkerProcesses:
         self._start_failed = start_failed
         self._lose = lose
         self.known: dict[str, WorkerProcess] = {}
-        """Workers by id, oldest first, until their process has ended."""
+        """Workers whose process has not ended, by id, oldest first."""
         self._numbers = itertools.count(1)
         self._lives: dict[asyncio.Task[None], WorkerProcess] = {}
         self._closing = False
@@ -187,7 +188,8 @@ class WorkerProcesses:
         self._closing = True
 
     async def close(self) -> None:
-        """Ends every worker, by force after EXIT_TIMEOUT_S. No process is left."""
+        """Ends every worker, and kills those that have not ended within `EXIT_TIMEOUT_S`. No
+        process is left."""
         self.begin_closing()
         for worker in self._lives.values():
             if not worker.registered.done():

@@ -1,6 +1,7 @@
-"""The program of a worker process. It first ignores the signals of the terminal.
+"""The program of a worker process. It ignores the signals of the terminal before it imports the
+engine.
 
-Ctrl-C is for the program that started it.
+Ctrl-C is handled by the program that started the worker.
 """
 
 import signal
@@ -10,7 +11,8 @@ __all__: list[str] = []
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Ignores a signal of the terminal or a service manager: the program gets it too."""
+    """Ignores a signal of the terminal or a service manager, because the program that started the
+    worker gets the signal too."""
 
 
 if __name__ == "__main__":
