@@ -134,7 +134,9 @@ def without_cancelled(flight: Flight, ctx: af.ProcessContext) -> Iterator[Flight
 
 
 class AirlineDay(NamedTuple):
-    """The departures of one airline on one day. `start` is ms since 1970, delays are minutes."""
+    """The departures of one airline on one day. `start` is in ms since 1970, and delays are in
+    minutes.
+    """
 
     airline: str
     start: int
@@ -153,8 +155,8 @@ class NameAirline(af.KeyedBroadcastProcessFunction[str, Any, Airline, AirlineDay
     """Replaces the carrier's code by the airline's name.
 
     An `AirlineDay` waits in state until the airline's name is known. The stream of airlines has no
-    event time, so it holds back this operator's watermark until it has been read to its end. A
-    timer at the day's own time fires after that, when all names are known.
+    event time. So it holds back this operator's watermark until the stream has been read to its
+    end. A timer at the day's own time fires only then, when all names are known.
     """
 
     def open(self, ctx: af.RuntimeContext) -> None:

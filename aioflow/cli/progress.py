@@ -1,8 +1,8 @@
-"""Runs a flow in this process and shows its progress: a live table on a terminal, a line every few
-seconds elsewhere.
+"""Runs a flow in this process and shows its progress: on a terminal as a live table, elsewhere as a
+line every few seconds.
 
 The table has one row for each task, made from the metrics of the tasks. The functions that render
-it print nothing and read no clock: the caller passes the elapsed time.
+the table print nothing and read no clock. The caller passes the elapsed time.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def one_line(rows: Sequence[TaskRow], *, elapsed_s: float, over: bool) -> str:
     """Returns one line about the whole job, for a log.
 
     The line contains the number of records that the sources have read. Until the job is over, it
-    also contains their rate, the event time, and the busiest task.
+    also contains the records per second, the event time, and the busiest task.
     """
     sources = [row for row in rows if row.is_source]
     parts = [

@@ -2,7 +2,7 @@
 
 An option that can also be set this way is called a setting. `defer_defaults` replaces the default
 of each such option by a placeholder, so parsing shows which options the user gave. `fill_in` then
-takes the other options from the settings, parses their texts as on the command line, and records
+takes the other options from the settings, and parses their texts as on the command line. It records
 the origin of each value for `aioflow config`.
 """
 

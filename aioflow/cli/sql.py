@@ -1,8 +1,8 @@
 """The command `sql`: runs a script, shows its plan, or reads statements from a terminal.
 
 A SELECT in a script prints a JSON object for each row. The shell shows the rows of a bounded query
-as a table, and the rows of an endless query as they arrive. It keeps CREATE and SET statements for
-the statements that follow. Its line editor needs prompt_toolkit.
+as a table, and the rows of an endless query as they arrive. The shell keeps CREATE and SET
+statements for the statements that follow. Its line editor needs prompt_toolkit.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _statements(shell: Shell) -> Iterator[str]:
 
 
 def _is_complete(text: str) -> bool:
-    """Returns whether `text` is a complete statement. A statement set contains other statements,
-    and ends with END.
+    """Returns whether `text` is a complete statement. A statement set contains other statements, so
+    it is complete only after END.
     """
     if STATEMENT_SET.match(text):
         return END_OF_SET.search(text) is not None
@@ -125,8 +125,8 @@ def _is_complete(text: str) -> bool:
 
 
 def _line_editor(shell: Shell) -> Callable[[str], str]:
-    """Returns a function that reads a line after a prompt. With prompt_toolkit it has history and
-    completion.
+    """Returns a function that reads a line after a prompt. If prompt_toolkit is installed, the line
+    editor has a history and completes words.
     """
     try:
         from prompt_toolkit import PromptSession
@@ -167,7 +167,9 @@ class Shell:
         return [word for word in words if word.lower().startswith(begun.lower())]
 
     def carry_out(self, text: str) -> None:
-        """Executes one statement. Raises UsageError, or the error of the statement's job."""
+        """Executes one statement. Raises UsageError for an invalid statement, or the error of the
+        statement's job.
+        """
         words = text.rstrip("; \n").split()
         match [word.upper() for word in words]:
             case []:

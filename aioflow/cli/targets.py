@@ -1,5 +1,6 @@
-"""Loads the flow that a command names: `MODULE:FLOW` or `PATH.py:FLOW`, where FLOW is a Flow or a
-function that returns one, or an SQL script, `PATH.sql`.
+"""Loads the flow that a command names as `MODULE:FLOW`, `PATH.py:FLOW` or `PATH.sql`.
+
+FLOW is the name of a Flow, or of a function that returns a Flow. `PATH.sql` is an SQL script.
 """
 
 from __future__ import annotations

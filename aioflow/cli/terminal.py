@@ -1,7 +1,8 @@
 """Redraws a block of lines in place at the bottom of a terminal.
 
-The program's output scrolls by above the block. Plain ANSI, no curses. While a block is shown,
-`sys.stdout` and `sys.stderr` are replaced if they are the same terminal.
+The program's output scrolls by above the block. The module uses ANSI control sequences, not curses.
+While a block is shown, `sys.stdout` and `sys.stderr` are replaced if they refer to the same
+terminal.
 
 `describe` describes the failure of a job to the user: the error, its location in the flow, and the
 line of the user's own code. Frames of the engine are left out.
@@ -38,7 +39,9 @@ def is_live(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def uses_color(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether `stream` shows colours and the user wants them: see no-color.org."""
+    """Whether `stream` shows colours, and the user has not disabled colours by NO_COLOR (see
+    no-color.org).
+    """
     return is_live(stream, environ) and not environ.get("NO_COLOR")
 
 

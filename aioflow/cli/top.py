@@ -104,7 +104,9 @@ class TaskLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLines:
-    """One job in the display. `now_ms` is the time of the endpoint's clock when it answered."""
+    """One job in the display. `now_ms` is the time on the endpoint's clock when the endpoint
+    answered.
+    """
 
     name: str
     state: str

@@ -95,8 +95,8 @@ def checked_text(value: Any, name: str, place: str) -> str:
 
 
 def checked_encoding(value: Any, place: str) -> str:
-    """Returns `value` if it names a text encoding that encodes line ends as ASCII does. Otherwise
-    raises GraphError.
+    """Returns `value` if it is the name of a text encoding in which a line end is the same byte as
+    in ASCII. Otherwise raises GraphError.
     """
     try:
         # utf-8-sig puts a byte order mark before a text, so only the end is compared.
@@ -225,7 +225,7 @@ def checked_on_error(on_error: Any, connector: str) -> OnError:
 
 
 class Malformed:
-    """Handles the malformed elements of one reader as `on_error` says."""
+    """Handles the malformed elements of one reader according to `on_error`."""
 
     def __init__(self, ctx: SourceContext, on_error: OnError) -> None:
         self._ctx = ctx

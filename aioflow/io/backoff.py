@@ -27,7 +27,7 @@ T = TypeVar("T")
 MAX_BACKOFF_S = 30.0
 
 START_PATIENCE_S = 30.0
-"""Time for which a source or sink tries to reach its server when it starts."""
+"""Time in seconds for which a source or sink tries to reach its server when the job starts."""
 
 START_BACKOFF_S = 0.1, 2.0
 """Shortest and longest delay between two attempts at the start, in seconds."""

@@ -50,13 +50,13 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     table: str
     """The name of the table, as in `tables=`."""
     key: dict[str, Any]
-    """The key of the row before the change, or of the inserted row, by column. Empty for a table
-    without a key, and for "truncate".
+    """The values of the row's key columns by name, from before the change, or of an inserted row.
+    Empty for a table without a key, and for "truncate".
     """
     before: T | None
-    """The row before the change, if the server's log has all of it. Otherwise None."""
+    """The row before the change, if the server's log has the whole row. Otherwise None."""
     after: T | None
-    """The row after the change. None if there is none."""
+    """The row after the change. None if no row is left."""
     position: str
     """The place of the transaction in the server's log."""
     timestamp_ms: int
@@ -150,7 +150,7 @@ class ChangesConfig:
     dsn: str
     tables: list[str]
     make: Callable[[dict[str, Any]], Any] | None
-    """Makes a row from a dict of its columns. None leaves it a dict."""
+    """Makes a row from a dict of column values. None means that rows stay dicts."""
     snapshot: bool
     until: str | None
     backoff: Duration

@@ -280,7 +280,7 @@ def fields_of_value(value: Any) -> list[str] | None:
 
 def hints_of(type_: Any) -> dict[str, Any]:
     """Returns the annotation of each field by the field's Python name. For a Pydantic model or an
-    attrs class, the names are those in its input.
+    attrs class, the names are the names in its input.
     """
     if is_model(type_):
         return {name: field.annotation for name, field in model_fields(type_).items()}
@@ -421,10 +421,10 @@ def namedtuple_from(type_: Any) -> Callable[[Any], Any]:
 
 
 def namedtuple_reader(type_: Any) -> Callable[[bytes | str], Any]:
-    """Returns a function that reads a NamedTuple from JSON: from an object or an array.
+    """Returns a function that makes a NamedTuple from a JSON object or array.
 
-    A number for a Decimal field keeps all its digits if `are_plain` holds for the fields. It would
-    lose digits if it were decoded as a float first.
+    If `are_plain` holds for the fields, a number for a Decimal field keeps all its digits, because
+    it is not decoded as a float first.
     """
     # msgspec decodes a NamedTuple from an array, but JSON contains objects more often.
     read, make = msgspec.json.Decoder().decode, namedtuple_from(type_)

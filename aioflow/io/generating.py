@@ -159,8 +159,8 @@ class DatagenSource(BaseSource[T]):
 def _columns_of(fields: Mapping[str, Any]) -> Callable[[range], Sequence[Any]]:
     """Returns a function that makes the elements of a range of indices as columns.
 
-    The function makes rows if an expression fails on columns, so that the error names the faulty
-    element.
+    If an expression fails on columns, the function makes rows instead, so that the error names the
+    faulty element.
     """
     import numpy as np
 

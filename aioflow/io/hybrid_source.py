@@ -3,8 +3,8 @@ live stream.
 
 One reader reads all splits of both sources, so every element of `first` comes before every element
 of `then`. The reader's position contains the position of each split, and which of the two sources
-is being read. If `then` is a function, it gets the end of `first`, and returns the source that
-begins there. The position also contains this end, so a restore makes the same source again.
+is being read. If `then` is a function, it gets a `HybridEnd`, the end of `first`, and returns the
+second source. The position also contains this end, so a restore makes the same source again.
 
 All work that waits (the switch, the search for new splits) is done in `wait`. So none of it happens
 between two polls or during a checkpoint. Modelled on Flink's HybridSource.

@@ -84,9 +84,9 @@ class _File:
 class Journal:
     """The journal of one source in one run. All calls must come from one event loop.
 
-    `owner` names the source in errors. `beside` has the directory of all journals of the flow, and
-    the names of the journals that belong to its sources. If another journal there has elements,
-    `load` raises RestoreError, because its source was removed or has a new uid.
+    `owner` names the source in errors. `beside` is the directory of all journals of the flow, and
+    the names of the journals that belong to its sources. If any other journal in the directory has
+    elements, `load` raises RestoreError: the source of that journal was removed or has a new uid.
     """
 
     def __init__(
@@ -281,7 +281,9 @@ class Journal:
     # Writing.
 
     def add(self, values: list[Any], timestamps: list[int] | None) -> None:
-        """Appends elements. Raises TypeNotSupported if one of them cannot be encoded."""
+        """Appends elements, which the next write puts on disk. Raises TypeNotSupported if an
+        element cannot be encoded.
+        """
         encode = self._codec.encode_batch
         times = None if timestamps is None else encode(timestamps, owner=self._owner)
         self._pending.append((len(values), encode(values, owner=self._owner), times))
@@ -295,7 +297,8 @@ class Journal:
     async def written(self) -> None:
         """Waits until all elements added so far are on disk.
 
-        Raises CheckpointError if the elements cannot be written. The next write tries them again.
+        Raises CheckpointError if the elements cannot be written. The next write tries to write the
+        same elements again.
         """
         if self._batch is None and self._writing is None and self._pending:
             self._start_batch()  # The last write has failed before this call.

@@ -6,9 +6,9 @@ position)` is replayed from the position of the last element that the checkpoint
 function is called again after a restart. The rest of its former iterator is lost.
 
 A plain iterator is read on its own thread, an async iterator in its own task. A plain iterator
-stays on one thread from its first step to its last, because its resources, such as a database
-connection, may be bound to a thread. Invariant: the thread checks between two steps whether it must
-stop, and waits while the buffer is full.
+stays on one thread from its first step to its last. Its resources, such as a database connection,
+may be bound to a thread. Invariant: the thread checks between two steps whether it must stop, and
+waits while the buffer is full.
 """
 
 from __future__ import annotations
@@ -418,8 +418,8 @@ class FunctionSource(BaseSource[T]):
     A plain iterator is read on a thread, an async iterator in a task. A parameter called `position`
     makes the source replayable. Its argument is None at first. After a restore it is the position
     that was yielded with the last element that the checkpoint covers. The source counts as
-    unbounded, because its iterator may never end: leaving `flow.run()` stops it, with a warning.
-    `job.wait()`, `flow.execute()` and `af.run` read it to its end.
+    unbounded, because its iterator may never end. So leaving the block of `flow.run()` stops the
+    source, with a warning. `job.wait()`, `flow.execute()` and `af.run` read the source to its end.
     """
 
     bounded = False

@@ -9,7 +9,8 @@ the elements that no completed checkpoint covers, and a restarted reader replays
 checkpoints it keeps every element of the run. If the job may not restart, the inlet drops an
 element once it was polled. With checkpoints it keeps at most `uncovered` elements. At this bound
 `put` waits until a checkpoint completes. If the checkpoints are in a local directory, the journal
-beside them holds the kept elements too. After a crash the next program reads them (`io.journal`).
+beside them holds the kept elements too. After a crash, the next run of the program reads the
+elements from the journal (`io.journal`).
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def push(
     """Returns a source whose elements the program puts through `job.input(stream)`.
 
     In a job with checkpoints, `put` returns when its element is in the journal, a local directory.
-    The next run reads the elements that no checkpoint covers from the journal. `journal` is the
-    directory, by default one below the checkpoints if they are in a local directory. With
-    `journal=False` elements are kept in memory only: if the program ends, the elements that no
+    The next run reads the elements that no checkpoint covers from the journal. `journal` is this
+    directory. The default is a directory below the checkpoints, if these are in a local directory.
+    With `journal=False` elements are kept in memory only: if the program ends, the elements that no
     checkpoint covers are lost.
 
     `put` waits while `capacity` accepted elements have not been read. A job with checkpoints that
@@ -375,7 +376,8 @@ class PushInlet(Generic[T]):
     def _check_loop(self) -> None:
         """Binds the inlet to the loop of the first put or read, and checks later calls.
 
-        A call from another loop is an error, because it could not wake waiters.
+        A call from another loop is an error, because it could not wake tasks that wait in the first
+        loop.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not None and self._loop is not loop:

@@ -36,8 +36,8 @@ _SHUT_DOWN: tuple[type[BaseException], ...] = tuple(
 def queue(asyncio_queue: asyncio.Queue[T], *, end: Any = _NO_END) -> QueueConnector[T]:
     """Returns a connector that reads `asyncio_queue`, or puts records into it.
 
-    The source ends when the queue is shut down, or when it yields the object `end` (compared by
-    identity). The sink awaits `put` for each record.
+    The source ends when the queue is shut down, or when it gets the object `end` from the queue
+    (compared by identity). The sink awaits `put` for each record.
     """
     if not isinstance(asyncio_queue, asyncio.Queue):
         raise GraphError(

@@ -108,8 +108,8 @@ class RecordColumns:
         return ColumnBatch(columns, count, self._type)
 
     def of_objects(self, records: Sequence[Any]) -> ColumnBatch:
-        """Returns `records` as a batch of columns. They are instances of the type, or of a type
-        with the same fields.
+        """Returns `records` as a batch of columns. The records are instances of the record type, or
+        of a type with the same fields.
         """
         columns = {
             name: make(list(map(attrgetter(name), records))) for name, make in self._fields.items()

@@ -200,8 +200,8 @@ class _Lines(asyncio.Protocol):
             news.set_result(None)
 
     async def take(self) -> list[bytes] | None:
-        """Waits for lines. Returns the received lines, at least one, or None at the end of the
-        stream.
+        """Waits for lines. Returns all lines that have arrived, at least one, or None at the end of
+        the stream.
 
         Raises Broken if the connection was lost.
         """

@@ -25,7 +25,7 @@ __all__ = ["BlackholeSink", "ReaderGone", "StdoutSink", "blackhole", "stdout"]
 def stdout(prefix: str = "") -> StdoutSink:
     """Returns a sink that prints `prefix` and `str(record)`, one record a line.
 
-    At least once: records may be printed again after a restart.
+    Delivery is at least once: records may be printed again after a restart.
     """
     return StdoutSink(prefix)
 
@@ -55,7 +55,7 @@ class StdoutSink(BaseSink[Any]):
 class StdoutWriter(BaseWriter[Any]):
     """A writer that collects the lines of a batch and requests a flush after each batch.
 
-    So lines appear at once.
+    So lines appear without delay.
     """
 
     def __init__(self, ctx: OperatorContext, stream: TextIO, prefix: str) -> None:
@@ -89,7 +89,7 @@ class StdoutWriter(BaseWriter[Any]):
         return []
 
     async def close(self) -> None:
-        """Flushes the output, also when the job failed."""
+        """Flushes the output, even if the job has failed."""
         if not self._broken:
             await self.flush()
 

@@ -373,7 +373,9 @@ ASK_EVERY_S = 0.5
 
 
 class KafkaPartitions:
-    """Finds the partitions that one Kafka source reads in one job, and remembers the known ones."""
+    """Finds the partitions that one Kafka source reads in one job, and remembers the partitions
+    that it has found.
+    """
 
     def __init__(self) -> None:
         self._begins: dict[str, int] = {}
@@ -497,7 +499,8 @@ async def _first_consumer(config: KafkaConfig) -> Any:
 async def _committed(config: KafkaConfig, group: str, partitions: Sequence[Any]) -> dict[Any, Any]:
     """Returns the committed offsets of `group`. Waits until the group's coordinator is ready.
 
-    The coordinator may be loading, or the cluster may be creating it for its first group.
+    The coordinator may still be loading its state, or the cluster may be creating the coordinator
+    for its first group.
     """
     for _ in range(ASKS):
         try:

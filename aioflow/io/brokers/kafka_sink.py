@@ -1,7 +1,7 @@
 """Produces records to Kafka: at least once, or in one transaction for each checkpoint.
 
 The writer sends records as they arrive, in batches of one partition each, after 50 ms at the
-latest. A checkpoint waits until the brokers have acknowledged all of them. With transactions, the
+latest. A checkpoint waits until the brokers have acknowledged all records. With transactions, the
 records of a checkpoint are in one transaction, which stays open until the checkpoint is complete.
 `kafka_transactions` implements the transactions and their recovery.
 

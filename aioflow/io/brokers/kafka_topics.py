@@ -1,9 +1,10 @@
 """Reads and writes topics of Kafka: `kafka(bootstrap, topic)` reads the records after the offsets
 of a checkpoint, and produces records.
 
-Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition. Each subtask assigns its
-partitions to a consumer of its own, so no consumer group decides which partitions it reads. Records
-of transactions are read once the transactions are committed. `kafka_sink` produces the records.
+Needs the extra `aioflow[kafka]` (aiokafka). A split is a partition. Each subtask has its own
+consumer, to which it assigns its partitions. So no consumer group decides which partitions a
+subtask reads. Records of transactions are read once the transactions are committed. `kafka_sink`
+produces the records.
 """
 
 from __future__ import annotations
@@ -88,20 +89,20 @@ def kafka(
     `topic` may be a compiled pattern: all topics whose whole name matches are read. Topics created
     later are read from their beginning. `start` is "earliest", "latest", "group", or a time: an
     aware datetime, or ms since 1970. A time starts each partition at its first record of that time
-    or later. "group" starts at the offsets of `group`, and a partition without one is an error. The
-    offsets in a restored checkpoint take precedence. With `until="latest"` the source ends with the
-    last record that exists when the job begins. `group` is a consumer group to which the offsets of
-    completed checkpoints are committed, for monitoring. A job that starts without a checkpoint
-    begins at the offsets of the group. `discover_every` is the interval of the search for new
-    partitions, which are read from their beginning. `options` are further arguments that both
-    consumers and producers of aiokafka accept, such as `security_protocol`, `sasl_mechanism`,
+    or later. "group" starts at the offsets of `group`; a partition without an offset is an error.
+    The offsets in a restored checkpoint take precedence. With `until="latest"` the source ends with
+    the last record that exists when the job begins. `group` is a consumer group to which the
+    offsets of completed checkpoints are committed, for monitoring. A job that starts without a
+    checkpoint begins at the offsets of the group. `discover_every` is the interval of the search
+    for new partitions, which are read from their beginning. `options` are further arguments that
+    both consumers and producers of aiokafka accept, such as `security_protocol`, `sasl_mechanism`,
     `sasl_plain_username`, `sasl_plain_password`, `ssl_context` and `request_timeout_ms`.
 
     A sink writes the values that `format` accepts to one topic, or to the topic that
     `topic(record)` names. `key(record)` returns the key of a record: text or bytes, or a value that
     `key_format` encodes. The key determines the partition, as in Kafka's own producers.
     `headers(record)` returns the record's headers. Delivery is at least once. With `transactions`
-    and checkpoints, delivery is exactly once for readers of committed records: the records of a
+    and checkpoints, delivery is exactly once for readers of committed records. The records of a
     checkpoint are in one transaction, which is committed when the checkpoint is complete. The
     brokers abort a transaction that is open for longer than `transaction_timeout`. This may be at
     most the brokers' `transaction.max.timeout.ms`, 15 minutes by default. If the job stays down for

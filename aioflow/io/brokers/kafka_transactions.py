@@ -358,7 +358,7 @@ async def _newest(config: KafkaConfig, group: str) -> tuple[list[str], int]:
 async def commit_prepared(config: KafkaConfig, prepared: Prepared) -> None:
     """Commits `prepared`. Does nothing if it was committed before.
 
-    Raises StateError if the brokers have aborted the transaction: its records are lost.
+    Raises StateError if the brokers have aborted the transaction, because its records are lost.
     """
     transaction = config.prepared.pop(_place(prepared), None)
     if transaction is not None:
@@ -416,7 +416,8 @@ async def abort_prepared(config: KafkaConfig, prepared: Prepared) -> None:
 async def _resumed(config: KafkaConfig, prepared: Prepared, *, commit: bool) -> None:
     """Ends the transaction of another producer, under that producer's id and epoch.
 
-    Flink's FlinkKafkaInternalProducer does the same. Kafka has no call for this before KIP-939.
+    Flink's FlinkKafkaInternalProducer does the same, because Kafka has no call for this before
+    KIP-939.
     """
 
     def make(**options: Any) -> Any:

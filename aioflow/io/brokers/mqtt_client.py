@@ -1,7 +1,7 @@
 """Connects to an MQTT server: connections, their errors, and the writer that publishes.
 
-paho's client runs on the event loop. Only connecting runs in the executor, because it blocks. With
-QoS 1 or 2 the server confirms each message, so a sink delivers at least once.
+paho's client runs on the event loop. Only the blocking call that connects runs in the executor.
+With QoS 1 or 2 the server confirms each message, so a sink delivers at least once.
 """
 
 from __future__ import annotations

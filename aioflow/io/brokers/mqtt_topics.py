@@ -1,5 +1,5 @@
-"""Reads and writes topics of MQTT: `mqtt(url, topic)` subscribes with a session that the server
-keeps, and acknowledges a message once a completed checkpoint covers it.
+"""Reads and writes topics of MQTT. `mqtt(url, topic)` subscribes with a session that the server
+keeps. It acknowledges a message once a completed checkpoint covers the message.
 
 Needs the extra `aioflow[mqtt]` (paho-mqtt). `mqtt_client` publishes messages. A source refuses QoS
 2, because paho answers the first half of the handshake before a checkpoint can cover the message.

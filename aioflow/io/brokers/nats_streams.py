@@ -139,7 +139,9 @@ class NatsStream(NatsConfig, BaseSource[T], BaseSink[Any]):
     name = "nats"
 
     async def discover(self) -> list[Split]:
-        """Returns one split, whose position is where `start` begins."""
+        """Returns one split. Its position is the sequence number after which reading begins, as
+        `start` says.
+        """
         info = await reached(self._information, self, is_away)
         last = int(info.state.last_seq)
         begin = (
@@ -190,7 +192,8 @@ class _NatsReader(StreamReader):
         self._behind: int | None = None
         """The sequence number of the last message that was read."""
         self._made: str | None = None
-        """Creation time of the stream that `_behind` belongs to. None if the checkpoint lacks it.
+        """Creation time of the stream to which the number `_behind` belongs. None if the checkpoint
+        does not contain this time.
         """
         self._ahead = 0
 
@@ -290,7 +293,7 @@ class _NatsReader(StreamReader):
         return messages, False
 
     async def _consumer(self, jetstream: Any, split: Split) -> Any:
-        """Creates a consumer that begins at the position of this reader, and returns it."""
+        """Creates and returns a consumer that begins at the position of this reader."""
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
         from nats.js.errors import BadRequestError
 
@@ -475,7 +478,7 @@ class NatsWriter(BaseWriter[Any]):
 class NatsCommitter(BaseCommitter):
     """Publishes prepared messages.
 
-    It connects when the first committable comes. The operator retries failed commits.
+    It connects when the first committable arrives. The operator retries failed commits.
     """
 
     def __init__(self, config: NatsConfig) -> None:

@@ -7,9 +7,9 @@ the position after it.
 
 `ReadAhead` is a task that reads ahead of the polls: it starts with the reader, waits while enough
 is buffered, and ends with `close`. It reads files in the executor, one call at a time. A running
-call continues when the task is cancelled, and `close` waits for it. If the task fails, the data
-that it has read before is polled first, and then a poll raises the error. The reader itself holds
-the data.
+call continues when the task is cancelled, and `close` waits for it. If the task fails, the polls
+first return the data that it has read, and then raise its error. The reader, not the `ReadAhead`,
+holds the data.
 
 `StreamReader` is for external logs, such as Kafka topics. Messages arrive in chunks, each of one
 split, and are decoded when they are polled. A subclass defines `run`, one task that reads all
@@ -55,8 +55,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 BUFFER_RECORDS = 4096
-"""Capacity of the buffer in elements. It holds two of the largest batches: one is filled while the
-other is processed.
+"""Capacity of the buffer in elements. The buffer holds two of the largest batches, so that one is
+filled while the other is processed.
 """
 
 
@@ -168,7 +168,9 @@ class BufferedReader(BaseReader[Any]):
         return batch
 
     def on_room(self) -> None:
-        """Called when the buffer is at most half full. Lets the task that fills it continue."""
+        """Called when the buffer is at most half full. Lets the task that fills the buffer
+        continue.
+        """
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
@@ -325,7 +327,7 @@ class _Chunk:
 class StreamReader(BaseReader[Any]):
     """A reader of several splits of a log at once.
 
-    The `timestamps` of a batch are those that the log has stored with its messages.
+    The `timestamps` of a batch are the times that the log has stored with the messages.
     """
 
     def __init__(

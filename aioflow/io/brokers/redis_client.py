@@ -1,7 +1,7 @@
 """Connects to Redis: clients, their errors, and the check of a stream.
 
-Decodes entries of streams into values, and encodes values as entries: with all their fields, or as
-a body in one field.
+Decodes entries of streams into values, and encodes values as entries. A value is a whole entry with
+its fields, or a body in one field.
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ def entry_decoder(type: type[Any] | None) -> Callable[[Entry], Any]:
 
 
 async def encoder_of(config: RedisConfig, host: Host) -> Callable[[Any], list[bytes]]:
-    """Returns a function that encodes a value into the field names and field values of an entry,
-    alternating.
+    """Returns a function that encodes a value as an entry: a list of alternating field names and
+    field values.
 
     The function raises TypeError for a value that it cannot encode.
     """

@@ -281,7 +281,7 @@ class RedisWriter(BaseWriter[Any]):
 class RedisCommitter(BaseCommitter):
     """Moves staged batches into the stream.
 
-    It connects when the first batch comes. The operator retries failed commits.
+    It connects when the first batch arrives. The operator retries failed commits.
     """
 
     def __init__(self, config: RedisConfig) -> None:

@@ -84,7 +84,9 @@ class ConfirmedWriter(BaseWriter[Any], Generic[M]):
             )
 
     async def _publish(self, pending: list[M]) -> None:
-        """Publishes the first messages of `pending`, and removes the confirmed ones from it."""
+        """Publishes the first messages of `pending`, and removes the confirmed messages from this
+        list.
+        """
         raise TypeError(f"{type(self).__name__} must define _publish(self, pending)")
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
@@ -93,8 +95,8 @@ class ConfirmedWriter(BaseWriter[Any], Generic[M]):
 
 
 def wrong_result(sink: object, argument: str, result: Any, value: Any, expected: str) -> TypeError:
-    """Returns the error for a function that was passed to a sink, such as `topic=`, and returned
-    the invalid `result` for the record `value`.
+    """Returns the error for a user's function that returned the invalid `result` for the record
+    `value`. `argument` names the sink's argument with the function, such as `topic`.
     """
     return TypeError(
         f"sink {sink!r}: {argument}= gave {describe_record(result)} for {describe_record(value)}, "

@@ -1,5 +1,5 @@
-"""The common parts of the readers of changes: a buffer of changes, and the position of the reader,
-which may be within a transaction or a snapshot.
+"""The common parts of the readers of changes: a buffer of changes, and the position of the reader.
+A position may be within a transaction or a snapshot.
 
 A place is an integer that stands for a point in the server's log. Later points have larger places.
 A position is None at the beginning, and otherwise a list:
@@ -20,8 +20,8 @@ A snapshot cannot be opened again after its connection is gone. So the remaining
 later snapshot, as of a later place in the log. The changes are still read from `start` on. Each key
 belongs to a range that was read as of one place, and its row contains all changes before this
 place. The reader drops these changes. So an update that moves a row to another key may become a
-deletion or an insert. The method is that of DBLog (Andreakis and Papapanagiotou, 2020), but needs
-no watermarks in the log, because the server reports the place of a snapshot.
+deletion or an insert. The method is that of DBLog (Andreakis and Papapanagiotou, 2020). It needs no
+watermarks in the log, because the server reports the place of a snapshot.
 
 A range is [table, last key, as of]: the keys of the table after the previous range, up to the last
 key. None as the last key means the end of the table. Python compares the keys, so a key may only
@@ -130,8 +130,8 @@ class Frames(asyncio.Protocol, Generic[F]):
             waiter.set_result(None)
 
     async def take(self) -> list[F]:
-        """Waits for messages. Returns the received ones, at least one. Raises OSError if the
-        connection ended.
+        """Waits for messages. Returns all messages that have arrived, at least one. Raises OSError
+        if the connection ended.
         """
         while True:
             if frames := self._taken():
@@ -290,8 +290,8 @@ class ChangeLog:
         end: int | None,
         ranges: SnapshotRanges | None,
     ) -> None:
-        """`begin` is the position to start from; `ranges` are its ranges with decoded keys. The
-        reader ends at the place `end`, or never if it is None.
+        """`begin` is the position to start from, and `ranges` are the ranges in this position, with
+        decoded keys. The reader ends at the place `end`, or never if `end` is None.
         """
         _, self.done, self._cut, self._count, self._told_ranges, *self.more = begin
         self._config = config

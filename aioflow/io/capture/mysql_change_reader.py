@@ -1,7 +1,7 @@
 """The reader of `mysql_changes`: the rows of a snapshot, then the events of the binary log.
 
-Up to `HELD_BYTES` of a transaction's changes are held back until it ends, because a server that
-crashes may leave a part of an uncommitted transaction in its log.
+Up to `HELD_BYTES` of a transaction's changes are held back until the transaction ends. A server
+that crashes may leave a part of an uncommitted transaction in its log.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ _DML = re.compile(r"(?:INSERT|UPDATE|DELETE|REPLACE|LOAD|WITH)\b", re.IGNORECASE
 
 
 class RowReader:
-    """Makes `Change` objects from the rows of one table, as long as its columns stay the same."""
+    """Makes `Change` objects from the rows of one table. It is replaced when the columns of the
+    table change.
+    """
 
     def __init__(
         self,

@@ -3,9 +3,9 @@ rows, and then each change from the binary log.
 
 The snapshot is read in a transaction whose place in the log is known. So no change between the rows
 and the first change is missing or repeated. A place is the number of the log's file, shifted by
-`FILE_SHIFT`, plus the offset in the file. The place of a transaction is that of its first event.
-`change_reader` describes the position in a checkpoint. Here its last item is the time at which the
-server created the file, in seconds, or 0.
+`FILE_SHIFT`, plus the offset in the file. The place of a transaction is the place of its first
+event. `change_reader` describes the position in a checkpoint. For this source, the last item of the
+position is the time at which the server created the log file, in seconds, or 0.
 
 The server does not track its readers. It removes old log files by its own rules, and a reader whose
 file is gone must start with a new snapshot.
@@ -70,8 +70,8 @@ def mysql_changes(
 
     First come the rows that exist, as changes of the kind "read"; `snapshot=False` leaves them out.
     Then come inserts, updates, deletes and truncates, in the order of the transactions. A row is a
-    dict, or a `type` (dataclass, NamedTuple, Struct, Pydantic model, attrs class). The server needs
-    a binary log with `binlog_format = ROW`, `binlog_row_image = FULL` and
+    dict, or an object of `type` (dataclass, NamedTuple, Struct, Pydantic model, attrs class). The
+    server needs a binary log with `binlog_format = ROW`, `binlog_row_image = FULL` and
     `binlog_row_metadata = FULL`. The user needs the rights REPLICATION SLAVE, REPLICATION CLIENT
     and, on MySQL, LOCK TABLES.
 
@@ -81,9 +81,9 @@ def mysql_changes(
 
     `server_id` is the number of this reader among the replicas of the server, by default a large
     number that is unlikely to be in use. Rows that a foreign key changes by CASCADE or SET NULL are
-    not in the log of the server: `on_cascade` says whether tables with such a key are refused, or
-    read without these changes. `backoff` is the first delay between two tries to connect.
-    `on_error` handles rows that are not of `type`.
+    not in the log of the server. With `on_cascade="fail"` tables with such a key are refused; with
+    "ignore" they are read without these changes. `backoff` is the first delay between two tries to
+    connect. `on_error` handles rows that are not of `type`.
     """
     place, names, make = MysqlChanges.checked(
         "mysql_changes", tables, type, until, backoff, on_error
@@ -114,7 +114,7 @@ def mysql_changes(
 class MysqlChanges(MysqlChangesConfig, BaseSource[Change[T]]):
     """A `Source` of the changes of some tables. Made by `mysql_changes`.
 
-    It has one split, because all transactions have one order.
+    It has one split, because all transactions are in one order.
     """
 
     parallelism_max = 1

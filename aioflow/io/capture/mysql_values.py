@@ -1,9 +1,9 @@
 """Decodes values of MySQL and MariaDB: bytes in the binary log, and texts in the result of a
 SELECT.
 
-Both decode to the same values. `af.io.mysql` reads the same values too, with three exceptions: here
-a TIMESTAMP is an aware datetime in UTC, a BIT is an integer, and JSON is decoded. A date that
-Python cannot represent, such as a zero date, stays a text.
+Both decode to the same values. `af.io.mysql` reads the same values, with three exceptions. Here a
+TIMESTAMP is an aware datetime in UTC, a BIT is an integer, and JSON is decoded. A date that Python
+cannot represent, such as a zero date, stays a text.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ _JSON_NUMBERS = {
     10: Struct("<Q"), 11: Struct("<d"),
 }  # fmt: skip
 _INLINED = {False: (4, 5, 6), True: (4, 5, 6, 7, 8)}
-"""Types whose values are stored inline instead of an offset, in small (False) and large (True)
+"""Types whose values are stored in place of an offset, in small (False) and large (True)
 documents.
 """
 

@@ -4,8 +4,8 @@
 come in a separate message before the first change of its rows. Malformed bytes raise
 MalformedInput. See "Logical Replication Message Formats" in PostgreSQL's documentation.
 
-Values are in text format. A cell is bytes, None for NULL, or `UNCHANGED`: a large value that the
-statement did not change, and that the server did not log again.
+Values are in text format. A cell is bytes, None for NULL, or `UNCHANGED`. The latter stands for a
+large value that the statement did not change, so the server did not log it again.
 """
 
 from __future__ import annotations

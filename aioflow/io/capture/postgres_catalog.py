@@ -82,7 +82,7 @@ class Table:
     primary: list[str]
     """The columns of the primary key, in the order of the key."""
     identity: str
-    """The replica identity, as `pgoutput.Relation` has it."""
+    """The replica identity, a letter as in `pgoutput.Relation`."""
     where: str | None
     """The row filter of the publication, as SQL. None means all rows."""
 

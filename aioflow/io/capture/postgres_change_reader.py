@@ -86,7 +86,9 @@ logger = logging.getLogger(__name__)
 
 
 class RowReader:
-    """Makes `Change` objects from the cells of one table, as long as its columns stay the same."""
+    """Makes `Change` objects from the cells of one table. It is replaced when the columns of the
+    table change.
+    """
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ rows, and then each change, by logical replication.
 The server keeps a replication slot: the place in its log up to which a job has read. The existing
 rows come from the slot's own snapshot. So no change between the rows and the first change is
 missing or repeated. A checkpoint contains the place. When the checkpoint is complete, the slot
-advances to it, and the server removes older files of its log.
+advances to this place, and the server removes older files of its log.
 
 Needs the extra `aioflow[postgres]` (asyncpg), which opens the connections. `postgres_replication`
 implements the replication protocol, `pgoutput` decodes its messages, `postgres_catalog` checks the
@@ -64,8 +64,8 @@ def postgres_changes(
 
     First come the rows that exist, as changes of the kind "read"; `snapshot=False` leaves them out.
     Then come inserts, updates, deletes and truncates, in the order of the transactions. A row is a
-    dict, or a `type` (dataclass, NamedTuple, Struct, Pydantic model, attrs class). The server
-    needs `wal_level = logical`, and the user the right REPLICATION.
+    dict, or an object of `type` (dataclass, NamedTuple, Struct, Pydantic model, attrs class). The
+    server needs `wal_level = logical`, and the user the right REPLICATION.
 
     `slot` is the replication slot that makes the server keep its log for this flow: each flow needs
     its own. The source creates the slot, and `publication`, by default of the same name, if they do
@@ -110,7 +110,7 @@ def postgres_changes(
 class PostgresChanges(PostgresChangesConfig, BaseSource[Change[T]]):
     """A `Source` of the changes of some tables. Made by `postgres_changes`.
 
-    It has one split, because all transactions have one order.
+    It has one split, because all transactions are in one order.
     """
 
     parallelism_max = 1

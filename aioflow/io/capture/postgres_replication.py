@@ -1,10 +1,10 @@
 """A replication connection to PostgreSQL: simple queries, then the stream of a replication slot.
 
 asyncpg opens the connection: it parses the dsn, encrypts, authenticates, and tries several hosts.
-It lacks the replication protocol, so this module then uses the transport of the connection itself.
-Only a few kinds of messages are needed: a query and its rows, and "copy both", in which the server
-sends changes and keepalives, and the client reports how far it has come. See "Streaming Replication
-Protocol" in PostgreSQL's documentation.
+asyncpg lacks the replication protocol, so this module then uses the connection's transport
+directly. Only a few kinds of messages are needed: a query, its rows, and "copy both". In this mode
+the server sends changes and keepalives, and the client reports how far it has come. See "Streaming
+Replication Protocol" in PostgreSQL's documentation.
 
 Invariant: a bounded number of received bytes waits in memory, see `Frames`.
 """
@@ -161,8 +161,8 @@ class ReplicationConnection:
                 raise failure
 
     async def messages(self) -> list[XLogData | Keepalive]:
-        """Waits for messages of the stream. Returns the received ones, at least one. Raises an
-        OSError when the stream ends.
+        """Waits for messages of the stream. Returns all messages that have arrived, at least one.
+        Raises an OSError when the stream ends.
         """
         while True:
             frames, self._early = self._early or await self._frames.take(), []

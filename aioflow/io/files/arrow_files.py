@@ -41,11 +41,11 @@ def arrow(
 ) -> Any:
     """Returns a connector that reads or writes records as Arrow columns. Records are dicts.
 
-    To read, `what` is a pyarrow Table or RecordBatch, a list of record batches, or the path of
-    files in Arrow's IPC format: a file, a glob or a directory. To write, `what` is the directory of
-    the part files. Expressions after the source work on whole arrays. Rows are made only for
-    operators that need them. `discover_every` applies to files and works as in `lines`. Needs the
-    extra `[columns]`.
+    To read, `what` is a pyarrow Table or RecordBatch, or a list of record batches. It may also be
+    the path of files in Arrow's IPC format: a file, a glob or a directory. To write, `what` is the
+    directory of the part files. Expressions after the source work on whole arrays. Rows are made
+    only for operators that need them. `discover_every` applies to files and works as in `lines`.
+    Needs the extra `[columns]`.
     """
     if isinstance(what, (str, os.PathLike)):
         require_columns(f"arrow({str(what)!r})")
@@ -97,7 +97,7 @@ class ArrowTable(BaseSource[Any]):
 
     def with_fields(self, names: tuple[str, ...]) -> ArrowTable:
         """Returns a copy of this source that reads only the columns `names`. Returns this source
-        itself if the table lacks one of them.
+        itself if the table lacks one of `names`.
         """
         return (
             ArrowTable(self._table.select(names))
@@ -162,7 +162,7 @@ class _TableReader(BaseReader[Any]):
 
 
 class ArrowFiles(ColumnFiles):
-    """A `Source` and a `Sink` of files in Arrow's IPC format. Each file is one split. It is read
+    """A `Source` and a `Sink` of files in Arrow's IPC format. Each file is one split, which is read
     one record batch at a time.
     """
 
@@ -188,8 +188,8 @@ class _ArrowFile:
     """An open file in Arrow's IPC format, read one record batch at a time.
 
     A damaged file may contain any offsets and dictionary codes. Following them could read unmapped
-    memory and crash the process. So each batch is validated in full: bounds of offsets and codes,
-    and UTF-8.
+    memory and crash the process. So each batch is validated in full: the bounds of offsets and
+    codes, and the encoding of texts.
     """
 
     def __init__(self, file: BinaryIO, path: str, fields: tuple[str, ...] | None = None) -> None:

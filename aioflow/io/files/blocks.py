@@ -43,7 +43,7 @@ millisecond on the loop.
 """
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
-"""Maximum length of a line, because it is held in memory as a whole.
+"""Maximum length of a line in bytes, because a whole line is held in memory.
 
 This is also the limit for one record on the network.
 """
@@ -93,14 +93,15 @@ class FilePart(NamedTuple):
     file was divided into parts.
     """
     seen: tuple[int, int] | None = None
-    """Size and modification time of the file when it was found; only in its first part.
+    """Size and modification time of the file when it was found. Only the first part of a file has
+    them.
 
     Checkpoints of earlier releases have neither `mark` nor `seen`.
     """
 
     @property
     def place(self) -> tuple[int, int | None, str | None]:
-        """The values that identify the part within its file."""
+        """The values that identify the part among the parts of its file."""
         return self.start, self.end, self.member
 
     @property
@@ -190,7 +191,7 @@ class BlockFile:
         self._file: BinaryIO | None = None
 
     def read(self) -> Block:
-        """Returns the next block, whose data is empty only if it is the final one.
+        """Returns the next block. Only the final block may have empty data.
 
         Raises ValueError naming a file that cannot be uncompressed.
         """

@@ -3,9 +3,9 @@ page by page, and writes part files.
 
 Pages are the row groups of Parquet and the record batches of Arrow. The reader emits batches of
 columns. The position of a split is `(page, row, mark)`: the page of the next row, the number of
-rows of this page that were emitted, and a mark with the size and the end of the file. The mark
-shows whether the file was replaced. Checkpoints of earlier releases have no mark. Pages are read
-and decoded in the executor, one page ahead.
+emitted rows of this page, and a mark. The mark is the size of the file and a digest of its end,
+which show whether the file was replaced. Checkpoints of earlier releases have no mark. Pages are
+read and decoded in the executor, one page ahead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["ColumnFiles", "ColumnReader", "PagedFile", "Pages", "mark_of_file", "named"]
 
 PAGES_AHEAD = 1
-"""Number of pages read ahead. It is small, because a row group may have a million rows."""
+"""Number of pages read ahead. The number is small, because a row group may have a million rows."""
 
 FIRST_ROWS = 64
 """Number of rows read first from a split, to know its event time."""
@@ -113,14 +113,15 @@ class Pages(NamedTuple):
     not divided.
     """
     seen: tuple[int, int] | None = None
-    """Size and modification time of the file when it was found; only in its first part.
+    """Size and modification time of the file when it was found. Only the first part of a file has
+    them.
 
     Checkpoints of earlier releases have neither `mark` nor `seen`.
     """
 
     @property
     def place(self) -> tuple[int, int | None, None]:
-        """The values that identify the part within its file."""
+        """The values that identify the part among the parts of its file."""
         return self.start, self.end, None
 
     @property
@@ -200,7 +201,9 @@ class _Parts:
 
 
 class ColumnReader(BaseReader[Any]):
-    """A reader that reads each split to its end: one after the other, or by event time."""
+    """A reader that reads each split to its end. It reads the splits one after the other, or in the
+    order of event time.
+    """
 
     columnar = True
     one_at_a_time = True

@@ -1,12 +1,12 @@
-"""Writes columnar part files. Records are collected in batches. Each flush writes them as one page:
-a row group of Parquet or a record batch of Arrow.
+"""Writes columnar part files. Records are collected in batches. Each flush writes the collected
+batches as one page: a row group of Parquet or a record batch of Arrow.
 
 All pages of a part have the schema of the first page. A batch that does not fit this schema begins
 a new part, for example because it has other columns, or floats after ints.
 
 The parts of a directory are read as one table. So a column that changes its kind, such as text
 after numbers, is an error, within a batch or between batches. For the same reason no column has the
-type null: a column without a value gets the type of its earlier values, the declared type, or text.
+type null. A column without a value gets the type of its earlier values, the declared type, or text.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PAGE_ROWS = 65_536
 
 
 class TableWriter(Protocol):
-    """The interface of an object that writes tables of one schema to a file. pyarrow's writers have
-    it.
+    """The interface of an object that writes tables of one schema to a file, such as a pyarrow
+    writer.
     """
 
     def write_table(self, table: Any) -> None: ...

@@ -1,8 +1,8 @@
 """Decodes blocks of CSV into columns. The values are the same as those of the csv module and
 msgspec row by row.
 
-Arrow splits the lines if the result is certainly correct. For this a block must have no lone
-carriage returns, quotes only around whole fields, and as many fields in each record as the header
+Arrow splits the lines if the result is certainly correct. Such a block has no lone carriage
+returns, and quotes only around whole fields. Each of its records has as many fields as the header
 has names. Texts that look like plain decimal numbers are converted as a column. msgspec converts
 every other distinct text once. The row decoder handles all other blocks, and every block that
 contains an error.
@@ -36,9 +36,9 @@ _FLOAT = "^(-?(0|[1-9][0-9]{0,14})\\.[0-9]{1,17}|0|-?[1-9][0-9]{0,14})$"
 
 
 class CsvColumnDecoder:
-    """Decodes blocks into columns, for records of `type` or dicts of texts.
+    """Decodes blocks into columns. The records are of `type`, or dicts of texts if `type` is None.
 
-    `rows` decodes the blocks that cannot become columns into rows.
+    `rows` is the decoder for the blocks that cannot become columns.
     """
 
     def __init__(self, rows: Decoder, type: Any, delimiter: str, columns: list[str] | None) -> None:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["END", "RECORD_BYTES_MAX", "CsvDecoder", "csv"]
 
 CSV_BLOCK_BYTES = 32 * 1024
-"""Block size of CSV. It is smaller than for other formats, because decoding blocks the loop, and
-takes several times as long for CSV.
+"""Block size of CSV. It is smaller than for other formats, because decoding blocks the event loop,
+and CSV takes several times as long to decode.
 """
 
 
@@ -184,14 +184,14 @@ Row = tuple[int, list[str]]
 Broken = tuple[int, Exception]
 
 END = "\x1eend of block\x1e"
-"""A line that is appended to a block. It becomes a separate record, unless a quote is open: then it
-becomes a part of the last record.
+"""A line that is appended to a block. If a quote is open at the end of the block, the line becomes
+a part of the last record. Otherwise it becomes a separate record.
 """
 
 
 RECORD_BYTES_MAX = 16 * 1024 * 1024
-"""Maximum size of a record. A larger record is treated as one with a quote that was
-never closed.
+"""Maximum size of a record. A larger record counts as a record with a quote that was never
+closed.
 """
 
 

@@ -21,7 +21,8 @@ __all__ = ["FileAccess", "file_access"]
 
 
 class FileAccess(Protocol):
-    """The part of `FileSystem` that sources and sinks of files use. An object store has it too.
+    """The part of the `FileSystem` interface that sources and sinks of files use. The access to
+    object stores implements it too.
 
     In an object store `append` begins or continues an upload. The object does not exist before
     `fsync`, which completes the upload and allows no more appends.
@@ -39,7 +40,7 @@ class FileAccess(Protocol):
         """Returns whether a file or directory has this path."""
 
     async def append(self, path: str, data: bytes) -> None:
-        """Appends to the file, which is created if it is missing."""
+        """Appends `data` to the file, which is created if it is missing."""
 
     async def fsync(self, path: str) -> None:
         """Makes the content of a file durable."""

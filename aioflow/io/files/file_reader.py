@@ -22,8 +22,8 @@ file's first bytes). If a file is renamed, reading continues under its new name,
 pattern matches this name. The new file under the old name is read from its beginning.
 
 Invariant: no line is read twice, and none is skipped silently. If a file was removed or replaced
-before a restore, this is an error. If it happens while the source runs, it is only logged, because
-the earlier lines have been read.
+before a restore, this is an error. If a file is removed or replaced while the source runs, this is
+only logged, because the earlier lines have been read.
 """
 
 from __future__ import annotations
@@ -408,7 +408,9 @@ class FileReader(BaseReader[Any]):
 
 
 HEAD_BYTES = 4_096
-"""Number of first bytes that identify a file. Fewer identify it until this number has been read."""
+"""Number of first bytes that identify a file. Until this number of bytes has been read, fewer bytes
+identify the file.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -430,7 +432,7 @@ class _Followed:
 
 
 class FollowReader(FileReader):
-    """Reads all files that `path` matches forever, as one split."""
+    """Follows all files that match `path`, as one split, forever."""
 
     def __init__(
         self,

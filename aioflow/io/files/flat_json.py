@@ -1,5 +1,5 @@
 """Decodes lines of flat JSON directly from their bytes into columns, if every line of a block has
-the spelling of the first one.
+the spelling of the first line.
 
 Programs usually write all lines with the same spelling: the same fields in the same order, with the
 same spaces. Then only the values differ, and the positions of the quotes determine the positions of
@@ -75,7 +75,7 @@ class _Block(NamedTuple):
     marks: np.ndarray
     """The bytes of the padded block as numbers."""
     words: np.ndarray
-    """For each position, the eight bytes from there on as one number."""
+    """For each position in the block, the eight bytes from this position on, as one number."""
     quotes: np.ndarray
     """The positions of all quotes."""
     starts: np.ndarray
@@ -259,7 +259,9 @@ def _are_bare(block: _Block, starts: np.ndarray, stops: np.ndarray) -> bool:
 
 
 def _numbers(block: _Block, starts: np.ndarray, stops: np.ndarray, hint: Any) -> np.ndarray | None:
-    """Returns the numbers between `starts` and `stops`, or None if one is too complex."""
+    """Returns the numbers of type `hint` between the positions `starts` and `stops`, or None if one
+    of them is too complex.
+    """
     negative = block.marks[starts] == _MINUS
     signed = bool(negative.any())
     if signed:

@@ -2,9 +2,9 @@
 runs (`discover_every`).
 
 A later search identifies a file by its name, and keeps the parts into which the file was first
-divided. The parts cover the file from its first byte to its end at the time when the last part is
-read. So a file that grows is read only once, and so is a file that would now be divided
-differently. Parts also stay the same over restarts: `recognise` restores the parts in a checkpoint.
+divided. The parts cover the file from its first byte to the end that it has when the last part is
+read. So a file is read only once, even if it grows, or would now be divided differently. Parts also
+stay the same over restarts: `recognise` restores the parts in a checkpoint.
 
 Invariant: all parts of a file that were ever returned together contain each of its bytes once.
 """
@@ -84,7 +84,7 @@ class _Known:
     seen: tuple[int, int]
     """Size and modification time when the file was found."""
     parts: Sequence[Part] | None
-    """The parts into which the file was divided when it was found. None while it cannot
+    """The parts into which the file was divided when it was found. None as long as the file cannot
     be opened.
     """
     splits: list[Split] = field(default_factory=list)
@@ -337,8 +337,8 @@ class FoundFiles:
         ]
 
     def _respelled(self, path: str) -> str:
-        """Returns the path normalised as the source's own path, so that no file is read under two
-        spellings.
+        """Returns the path in the same spelling as the source's own path, so that no file is read
+        under two spellings.
         """
         (spelled,) = respelled([path], str(self.path))
         return spelled

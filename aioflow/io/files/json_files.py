@@ -73,10 +73,10 @@ def jsonl(
     """Returns a connector that reads or writes files with one JSON value a line; blank lines are
     skipped.
 
-    `type` is the type that a line is decoded into and checked against: a dataclass, NamedTuple,
-    msgspec.Struct, `dict[str, int]` and the like. Without it the elements are plain Python values.
-    `follow`, `every`, `discover_every`, `on_error` and `roll` work as in `lines`. As a sink it
-    writes `part-<subtask>-<n>.jsonl`; a NamedTuple becomes an object with its fields.
+    Each line is decoded into an object of `type`, and checked: a dataclass, NamedTuple,
+    msgspec.Struct, `dict[str, int]` and the like. Without `type` the elements are plain Python
+    values. `follow`, `every`, `discover_every`, `on_error` and `roll` work as in `lines`. As a sink
+    it writes `part-<subtask>-<n>.jsonl`; a NamedTuple becomes an object with its fields.
     """
     try:
         JsonDecoder(type)
@@ -109,8 +109,8 @@ def jsonl(
 
 
 class JsonDecoder:
-    """Decodes JSON lines with msgspec: a block at once if the result is certainly the same,
-    otherwise line by line.
+    """Decodes JSON lines with msgspec. A block is decoded in one call if this certainly gives the
+    same result as decoding it line by line.
     """
 
     header: list[str] | None = None
@@ -321,8 +321,8 @@ def flat_hints_of(type: Any, struct: Any) -> dict[str, Any] | None:
     """Returns the type of each field of `type` by name.
 
     For a field that may be None, this is the type of its other values. Returns None unless all
-    types are int, float or str, and `struct` has the same field names in JSON, and ignores unknown
-    fields.
+    types are int, float or str. Also returns None if `struct` has other field names in JSON, or
+    refuses unknown fields.
     """
     hints = {name: without_none(hint) for name, hint in hints_of(type).items()}
     config = struct.__struct_config__

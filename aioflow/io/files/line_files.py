@@ -66,7 +66,7 @@ def lines(
     With `follow` the source never ends: every `every` it reads new files and new lines, all in one
     subtask. With `discover_every` the source never ends either, but reads only new files: it looks
     for them at this interval, and assigns them to all subtasks. Each file is read only once, so it
-    must be complete when it appears: write it under a name that begins with a dot, and then rename
+    must be complete when it appears. Write it under a name that begins with a dot, and then rename
     it. Later additions and replacements are not read, and a warning is logged.
 
     Files above `split_bytes` are divided at line ends, for several subtasks. `on_error` decides

@@ -1,8 +1,8 @@
 """Reads several splits by event time: the split with the least event time first.
 
-The event time of a task is that of its slowest split. If the task read one split after the other,
-its event time would not advance until the last split, and all windows would wait in memory. So a
-few records of each split are read first, to know its event time. Then the split with the least
+The event time of a task is the event time of its slowest split. If the task read one split after
+the other, its event time would not advance until the last split. All windows would wait in memory.
+So a few records of each split are read first, to know its event time. Then the split with the least
 event time is read, until another split has a lesser one. Splits that follow each other in time are
 read one after the other; splits of the same time are read in turn.
 
@@ -56,7 +56,8 @@ class MergedSplits(Generic[BlockT, FileT]):
     """The unfinished splits of a reader. `event_time(split_id)` returns the event time that a split
     has reached.
 
-    Up to `ahead` blocks of the current split, the one that is emitted, are read ahead.
+    The current split is the split that is being emitted. Up to `ahead` of its blocks are read
+    ahead.
     """
 
     def __init__(self, event_time: Callable[[str], int], ahead: int = AHEAD) -> None:
@@ -66,8 +67,8 @@ class MergedSplits(Generic[BlockT, FileT]):
         self._order: list[tuple[int, int, str]] = []
         """A heap of (event time, number of the `add` call, id).
 
-        Event times only grow, so an outdated entry is too near the front of the heap. It is updated
-        when it gets there, or dropped if its split was removed.
+        Event times only grow, so an outdated entry is too near the front of the heap. When such an
+        entry reaches the front, it is updated, or dropped if its split was removed.
         """
         self._numbers: dict[str, int] = {}
         """The number of each split in the heap."""

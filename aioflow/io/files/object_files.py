@@ -2,7 +2,7 @@
 ranges and written by uploads.
 
 Needs the extra `[s3]` (obstore). Credentials, region and endpoint come from the environment, as for
-the store's own tools. obstore's blocking calls run in threads of the host, for the reason that
+the store's own tools. The blocking calls of obstore run in threads of the host, for the reason that
 `checkpoint.cloud_objects` gives.
 
 With obstore, a process cannot complete an upload that another process has begun. So an upload ends
@@ -11,7 +11,7 @@ within a store is one request, and readers see the whole object or none.
 
 Invariant: everything that this module leaves behind is visible in a listing of its directory, with
 one exception. If the process is killed during an upload above `UPLOAD_BYTES`, the store keeps the
-hidden parts of the upload until a lifecycle rule of the bucket removes them.
+hidden parts of the upload. A lifecycle rule of the bucket must remove them.
 """
 
 from __future__ import annotations

@@ -101,7 +101,9 @@ class RollPolicy:
     """
 
     size_bytes: int = 128 * 1024 * 1024
-    """Maximum size. It is checked after each flush, so a part may be larger by one buffer."""
+    """Maximum size of a part. The size is checked after each flush, so a part may be larger by one
+    buffer.
+    """
     age_ms: int = 60_000
     """Maximum time since the first record of the part, by the wall clock."""
 
@@ -179,8 +181,8 @@ class PartWriter(BaseWriter[Any]):
                 await self._fs.delete(posixpath.join(self._directory, name))
 
     async def _make_directory(self) -> None:
-        """Creates the directory so that it survives a power loss: fsyncs the parent of each new
-        directory, upwards.
+        """Creates the directory so that it survives a power loss. For this, the parent of each new
+        directory is synced.
         """
         missing = []
         path = self._directory
@@ -331,8 +333,8 @@ class PartWriter(BaseWriter[Any]):
             return rolled
 
     async def close(self) -> None:
-        """Deletes the parts that were not prepared: a restart writes their records again, or they
-        are not needed.
+        """Deletes the parts that were not prepared. If their records are still needed, a restart
+        writes them again.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -351,8 +353,8 @@ class PartWriter(BaseWriter[Any]):
 class PartCommitter(BaseCommitter):
     """Commits or deletes prepared parts of `directory`.
 
-    Committables come from a checkpoint, which others may have written. A pair with a path that is
-    not a part of this directory is rejected with RestoreError before any rename or deletion.
+    Committables come from a checkpoint, which an attacker may have written. A pair with a path that
+    is not a part of this directory is rejected with RestoreError before any rename or deletion.
     """
 
     def __init__(self, directory: str, host: Host | None = None) -> None:

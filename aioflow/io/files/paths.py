@@ -1,8 +1,8 @@
 """Finds the files that a path refers to, and divides them into splits. The path of a source is a
 file, a directory or a glob.
 
-Names that begin with a dot or an underscore are ignored, because they are unfinished parts and
-markers. They are found only if a pattern contains the dot or underscore.
+Files whose names begin with a dot or an underscore are ignored, because they are unfinished parts
+and markers. They are found only if a pattern contains the dot or underscore.
 
 Work outside of a task, such as finding splits and committing, needs a host (access to files and the
 executor). The caller of a connector may pass its own host.
@@ -151,7 +151,7 @@ async def _find_objects(host: Host, url: str, may_be_missing: bool) -> dict[str,
 
 def pattern_hint(path: str | PurePath) -> str:
     """Returns advice if `path` is a `Path` that looks like a pattern, because a `Path` is never
-    used as one. Otherwise returns an empty text.
+    used as a pattern. Otherwise returns an empty text.
     """
     text = str(path)
     return (
@@ -278,7 +278,7 @@ def respelled(ids: Sequence[str], path: str) -> list[str]:
 
 @asynccontextmanager
 async def lent(host: Host | None) -> AsyncIterator[Host]:
-    """Yields `host` and leaves it open. Without one, yields a new `SystemHost` and closes it
+    """Yields `host` and leaves it open. If `host` is None, yields a new `SystemHost` and closes it
     afterwards.
     """
     if host is not None:

@@ -1,7 +1,7 @@
 """The grammar of file paths: patterns of names, and URLs of object stores.
 
-Names that begin with a dot or an underscore are unfinished parts and markers. They match a pattern
-only if it contains the dot or underscore.
+Names that begin with a dot or an underscore belong to unfinished parts and markers. Such names
+match a pattern only if the pattern contains the dot or underscore.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Avro: `avro(Type)` or `avro(schema)`, with a schema registry or without one.
 
-A body is decoded with the schema that it was written with, which the registry returns, and is then
-converted to the type of the elements. So the type may have more or fewer fields than the writer's
-schema: the type's defaults fill in missing fields. With a schema instead of a type, Avro's rules of
-schema resolution apply. Needs the extra `aioflow[avro]` (fastavro).
+A body is decoded with the schema that it was written with, which the registry returns. The value is
+then converted to the type of the elements. So the type may have more or fewer fields than the
+writer's schema: the type's defaults fill in missing fields. With a schema instead of a type, Avro's
+rules of schema resolution apply. Needs the extra `aioflow[avro]` (fastavro).
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _library() -> Any:
 
 
 def _read(schema: Any, place: str) -> Any:
-    """Returns `schema`, a JSON text or value, as a JSON value. Raises GraphError if it is no Avro
-    schema.
+    """Returns `schema`, a JSON text or value, as a JSON value. Raises GraphError if `schema` is not
+    an Avro schema.
     """
     if isinstance(schema, str):
         try:

@@ -51,8 +51,8 @@ UNAVAILABLE: list[Any] = [
     [_UUID],
     list(_TEXT.encode()),
 ]
-"""What Debezium writes for a large value that the database did not log: as text, as bytes, as
-hstore, and as arrays of texts, bytes, UUIDs and integers.
+"""The values that Debezium writes in place of a large value that the database did not log. They
+stand for a text, bytes, an hstore, and arrays of texts, bytes, UUIDs and integers.
 """
 _MARKS = [one.encode() for one in (_TEXT, _BYTES, _UUID, ",".join(map(str, _TEXT.encode())))]
 """Fragments of JSON. A row with a value of `UNAVAILABLE` contains at least one of them."""

@@ -1,4 +1,4 @@
-"""Formats of message bodies: they encode values as bodies, and decode bodies to values.
+"""Formats of message bodies. A format encodes values as bodies, and decodes bodies to values.
 
 A broker connector accepts `format="json"`, "text" or "bytes", or a `Format` of `af.io.formats`. A
 format is pure data. Its `decoder` and `encoder` process one body at a time, and never wait. Schemas

@@ -5,7 +5,7 @@ the schema's file. The reader checks that this is the expected message type. If 
 the text of a .proto file instead of a descriptor, the reader compares index paths instead.
 
 Without a message class, bodies are decoded and encoded with the registry's descriptors: elements
-are dicts, or of the connector's type. Needs the extra `aioflow[protobuf]`.
+are dicts, or objects of the connector's type. Needs the extra `aioflow[protobuf]`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["ProtobufFormat", "message_indexes", "protobuf", "read_indexes"]
 
 NESTED_MAX = 100
-"""Maximum length of an index path. A longer one means damaged bytes."""
+"""Maximum length of an index path. A longer path means damaged bytes."""
 
 WELL_KNOWN = "google/protobuf/"
 """Folder of the schema files that every Protobuf library has, so registries may lack them."""
@@ -81,10 +81,10 @@ def protobuf(
 
     `message` is a class that protoc has generated. The elements are its messages, or, if the
     connector has a `type`, objects of this type with the same fields. Without a class, the
-    registry's descriptors are used: the elements are dicts, or objects of the connector's type, and
-    a sink writes the first message type in the latest schema of its subject. `registry`, `subject`
-    and `auto_register` are as for `avro`. Files that the schema imports are registered under their
-    own names.
+    registry's descriptors are used. The elements are then dicts, or objects of the connector's
+    type. A sink then writes the first message type in the latest schema of its subject. `registry`,
+    `subject` and `auto_register` are as for `avro`. Files that the schema imports are registered
+    under their own names.
 
     In dicts, an unset field is None if its presence is tracked. An enum value is its name, and a
     Timestamp or Duration is a datetime or timedelta.

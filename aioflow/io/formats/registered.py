@@ -42,7 +42,7 @@ a record.
 
 @dataclass(frozen=True)
 class Registration:
-    """A registry, and the arguments that determine the subjects of one format's schemas."""
+    """A registry, and the arguments of a format that determine the subjects of its schemas."""
 
     registry: SchemaRegistry
     subject: Subject

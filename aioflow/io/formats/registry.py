@@ -92,8 +92,8 @@ class Document:
     kind: str
     text: str
     references: Mapping[str, Document] = field(default_factory=dict)
-    """The schemas that this schema imports, by the name in the import, which is also their
-    subject.
+    """Maps the name of each import in this schema to the imported schema. The name is also the
+    subject of that schema.
     """
 
 

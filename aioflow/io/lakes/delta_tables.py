@@ -81,17 +81,18 @@ def delta(
     The path is a directory, or a URL like `s3://bucket/table` with `storage_options`, which are
     passed to delta-rs. The table must exist. Needs the extra `[delta]`.
 
-    As a source it emits dicts, as batches of columns: the rows of `version`, by default the latest,
-    with `columns`, by default all. With `poll` the source does not end: it looks for new versions
-    at this interval, and emits the rows that each version added. A later version that deletes or
-    replaces rows is an error; with `deletes="skip"` it is skipped. One subtask reads.
+    As a source it emits dicts, as batches of columns. It reads the rows of `version`, by default
+    the latest, with the columns `columns`, by default all. With `poll` the source does not end: it
+    looks for new versions at this interval, and emits the rows that each version added. A later
+    version that deletes or replaces rows is an error; with `deletes="skip"` it is skipped. One
+    subtask reads.
 
     As a sink it accepts records with fields. Every subtask writes Parquet files, and one committer
     adds the files of a checkpoint to the table as one version: exactly once with checkpoints.
     Without checkpoints there is one commit, when the input ends. With `mode="upsert"` a record
-    replaces the row with the same `key`, or is added, by one merge a checkpoint. The latest record
-    of a key wins, so key the stream by it. With `evolve=True` new columns of the records are added
-    to the table as nullable columns; otherwise they are an error.
+    replaces the row with the same `key`, or is added. Each checkpoint does this in one merge. The
+    latest record of a key wins, so key the stream by it. With `evolve=True` new columns of the
+    records are added to the table as nullable columns; otherwise they are an error.
     """
     place = f"delta({os.fspath(path)!r})"
     require_columns(place)
@@ -267,8 +268,8 @@ class _Table:
             raise
 
     def _check(self, files: Sequence[Any]) -> None:
-        """Raises RestoreError unless all `files` are in the table's directory. They come from a
-        checkpoint, which others may have written.
+        """Raises RestoreError unless all `files` are in the table's directory. The files come from
+        a checkpoint, which an attacker may have written.
         """
         for file in files:
             path = file[0] if isinstance(file, list | tuple) and len(file) == 4 else None
@@ -331,7 +332,7 @@ def _partitions(rows: Any, names: Sequence[str]) -> Iterator[tuple[dict[str, str
 
 
 def _partition_text(value: Any) -> str | None:
-    """Returns the value of a partition column as Delta's log writes it."""
+    """Returns the value of a partition column as the text that Delta's log contains for it."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -346,7 +347,7 @@ def _partition_text(value: Any) -> str | None:
 
 
 def _statistics(rows: Any) -> str:
-    """Returns the statistics of a data file, with which readers decide whether to skip it."""
+    """Returns the statistics of a data file, with which readers decide whether to skip the file."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -58,7 +58,7 @@ under its name.
 
 _IMPORTS = threading.Lock()
 """Held while pyiceberg is imported. Its modules import each other, and another thread would see
-half of them.
+modules that are only half imported.
 """
 
 COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
@@ -81,21 +81,21 @@ def iceberg(
     """Returns a connector that reads or writes the Iceberg table `table`, as "namespace.name".
 
     `catalog` has the properties of the catalog, as pyiceberg defines them: {"name": "shop", "type":
-    "sql", "uri": ...}, or the name of a catalog in pyiceberg's configuration. The table must exist.
-    Needs the extra `[iceberg]`.
+    "sql", "uri": ...}. It may also be the name of a catalog in pyiceberg's configuration. The table
+    must exist. Needs the extra `[iceberg]`.
 
-    As a source it emits dicts, as batches of columns: the rows of `snapshot`, by default the
-    current one, with `columns`, by default all. With `poll` the source does not end: it looks for
-    new snapshots at this interval, and emits the rows that each snapshot appended. A later snapshot
-    that deletes or replaces rows is an error; with `deletes="skip"` it is skipped. One subtask
-    reads.
+    As a source it emits dicts, as batches of columns. It reads the rows of `snapshot`, by default
+    the current snapshot, with the columns `columns`, by default all. With `poll` the source does
+    not end: it looks for new snapshots at this interval, and emits the rows that each snapshot
+    appended. A later snapshot that deletes or replaces rows is an error; with `deletes="skip"` it
+    is skipped. One subtask reads.
 
     As a sink it accepts records with fields. Every subtask writes Parquet files into the partitions
-    of the table, and one committer adds the files of a checkpoint in one snapshot: exactly once
-    with checkpoints. Without checkpoints there is one commit, when the input ends. With
-    `mode="upsert"` a record replaces the row with the same `key`, or is added. The latest record of
-    a key wins, so key the stream by it. With `evolve=True` new columns of the records are added to
-    the table as optional columns; otherwise they are an error.
+    of the table. One committer adds the files of a checkpoint in one snapshot: exactly once with
+    checkpoints. Without checkpoints there is one commit, when the input ends. With `mode="upsert"`
+    a record replaces the row with the same `key`, or is added. The latest record of a key wins, so
+    key the stream by it. With `evolve=True` new columns of the records are added to the table as
+    optional columns; otherwise they are an error.
     """
     place = f"iceberg({table!r})"
     require_columns(place)
@@ -324,8 +324,8 @@ class _Table(_Catalog):
                 table.io.delete(file.file_path)
 
     def _check(self, files: Sequence[Any], table: Any) -> None:
-        """Raises RestoreError unless all `files` are in the table's location. They come from a
-        checkpoint, which others may have written.
+        """Raises RestoreError unless all `files` are in the table's location. The files come from a
+        checkpoint, which an attacker may have written.
         """
         place = table.properties.get("write.data.path", table.location()).rstrip("/") + "/"
         for file in files:
@@ -337,7 +337,7 @@ class _Table(_Catalog):
 class _Upsert:
     """Computes the files that an upsert adds to a table, and the files that it removes.
 
-    `staged` has the data files of the writers, in the order of their records.
+    `staged` has the data files of the writers, in the order of their checkpoints.
     """
 
     def __init__(self, table: Any, staged: Sequence[Any], key: Sequence[str]) -> None:

@@ -2,8 +2,8 @@
 
 A sink writes data files as records come, and one committer adds the files of a checkpoint to the
 table in one commit. The commit contains an id: the sink, the run and the checkpoint. A repeated
-commit finds the id in the table and does nothing. The library checks that no other commit came in
-between, so two committers cannot both succeed.
+commit finds the id in the table and does nothing. The library checks that no other commit was made
+in between, so two concurrent committers cannot both succeed.
 
 A killed attempt leaves data files that no commit has added. They belong to no version of the table.
 
@@ -92,14 +92,14 @@ ALL_FILES = -1
 """Value of `At.file` when all files of the version have been read."""
 
 SINK, RUN, CHECKPOINT = "aioflow.sink", "aioflow.run", "aioflow.checkpoint"
-"""Names of the properties of a commit that contain its id."""
+"""Names of the properties of a commit that together contain the commit's id."""
 
 logger = logging.getLogger(__name__)
 
 
 class CommitConflict(Exception):
-    """The error of a commit that failed because of a concurrent commit. It is retried on the new
-    version.
+    """The error of a commit that failed because of a concurrent commit. The commit is retried on
+    the new version.
     """
 
 
@@ -347,8 +347,8 @@ class LakeCommitter(GlobalCommitter):
 
 
 def checked_key(mode: str, key: str | Sequence[str] | None, place: str) -> list[str]:
-    """Returns the columns that `key` names. Raises GraphError if `key` or `mode` is invalid, or one
-    does not fit the other.
+    """Returns the columns that `key` names. Raises GraphError if `key` or `mode` is invalid, or if
+    `key` does not fit the mode.
     """
     if mode not in ("append", "upsert"):
         raise GraphError(f"{place}: mode is {mode!r}, expected 'append' or 'upsert'")

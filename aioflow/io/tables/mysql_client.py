@@ -1,7 +1,7 @@
 """Connections to MySQL and MariaDB, over asyncmy.
 
-A session is in strict mode and in the time zone UTC, and accepts names in double quotes, as
-`quoted` writes them. Errors of the server keep their class, and name the server.
+A session is in strict mode and in the time zone UTC, and accepts names in double quotes, such as
+`quoted` returns. Errors of the server keep their class, and name the server.
 """
 
 from __future__ import annotations
@@ -222,14 +222,16 @@ class BinlogStream:
     """A connection that reads the log, or the rows of a statement, as the server sends them."""
 
     def __init__(self, connection: MysqlConnection) -> None:
-        """`connection` must have no other user from now on."""
+        """Makes a stream on `connection`, which no other code may use from now on."""
         self._transport = connection.transport
         self._frames = Frames(self._transport, _packets)
         self._transport.set_protocol(self._frames)
         self._before_rows = 0 if connection.lacks_eof else 1
         """Number of messages between the columns and the rows of a result."""
         self._parts: list[bytes] = []
-        """The packets received so far of a message of several packets."""
+        """The packets received so far of an incomplete message, which consists of several
+        packets.
+        """
         self._failure: bytes | None = None
         """The error packet that came after the last messages; None if there was none."""
 
@@ -273,8 +275,8 @@ class BinlogStream:
         self._transport.write(len(command).to_bytes(3, "little") + b"\0" + command)
 
     async def take(self) -> list[bytes]:
-        """Waits for messages. Returns the received ones, at least one. Raises an error that the
-        server sent.
+        """Waits for messages. Returns all messages that have arrived, at least one. Raises an error
+        if the server has sent one.
         """
         while True:
             if self._failure is not None:

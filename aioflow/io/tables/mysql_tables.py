@@ -2,7 +2,8 @@
 sink it appends rows, or replaces and deletes rows by key, exactly once with checkpoints.
 
 Needs the extra `aioflow[mysql]` (asyncmy). Each writer, committer and reader has one connection. A
-sink's table must support transactions (InnoDB): without them a batch could be moved in part.
+sink's table must support transactions (InnoDB), because without them a part of a batch could be
+moved.
 """
 
 from __future__ import annotations

@@ -415,8 +415,8 @@ class EventParser:
         self._first = True
 
     def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
-        """Yields the events that `data`, the next piece of the stream, completes. Raises Broken for
-        an event that is too large.
+        """Parses `data`, the next piece of the stream. Yields the events that are complete now.
+        Raises Broken for an event that is too large.
         """
         may_end = self._rest.endswith(b"\r") or b"\n" in data or b"\r" in data
         self._rest += data
