@@ -1,9 +1,9 @@
 """Adds operators to the graph of a flow. All methods of streams use this module.
 
-`connect(other, read_first=...)` is checked here. It makes the sources of one side wait until all
-elements of the other side were read. This cannot work if a source would wait for itself, directly
-or through other such operators. Nor can it work if the job could never tell that the first side was
-read to its end.
+`connect(other, read_first=...)` is checked here. That argument makes the sources of one side wait
+until all elements of the other side were read. The wait cannot end if a source would wait for
+itself, directly or through other such operators. Nor can the wait end if the job could never tell
+that the first side was read to its end.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def add_operator(
 
     `inputs` holds one list of streams for each input of the operator; several streams in a list
     form a union. The operator has keyed state if all its streams come straight from a `key_by`,
-    unless `keyed` says otherwise. It has event time if all its streams have it, unless `event_time`
-    says otherwise.
+    unless `keyed` says otherwise. The operator has event time if all its streams have event time,
+    unless `event_time` says otherwise.
     """
     name = options.name or name_of(kind, function)
     check_parallelism(options.name or kind, options.parallelism)

@@ -91,13 +91,14 @@ class CheckpointOptions:
     written with the same secret are restored.
     """
     local_recovery: bool | str | PathLike[str] = False
-    """Whether each process keeps copies of its state on its own disk, and reads them before the
-    store when it is restored. A directory, or True for a temporary one.
+    """Whether each process keeps copies of its state on its own disk, and reads these copies before
+    the store in a restore. The value is a directory, or True for a temporary directory.
     """
 
     @property
     def local_directory(self) -> str | None:
-        """The directory for local copies: "" for a temporary one, None without copies on disk."""
+        """The directory for local copies; "" for a temporary directory; None if no copies are kept
+        on disk."""
         wanted = self.local_recovery
         if isinstance(wanted, bool):
             return "" if wanted else None

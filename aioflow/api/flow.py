@@ -334,9 +334,9 @@ class Flow:
 
         Statements end with `;`. CREATE TABLE names a connector of `af.io`, with its arguments as
         options: `WITH ('connector' = 'kafka', 'topic' = 'bids', ...)`. `${NAME}` in an option
-        stands for the environment variable `NAME`. CREATE VIEW names a query, and `INSERT INTO t
-        SELECT ...` writes one. All INSERTs run as one job. `SET 'ttl' = '1h'` sets the argument
-        `ttl=`. All arguments are as for `sql`.
+        stands for the environment variable `NAME`. CREATE VIEW gives a query a name, and `INSERT
+        INTO t SELECT ...` writes the result of a query. All INSERTs run as one job. `SET 'ttl' =
+        '1h'` sets the argument `ttl=`. All arguments are as for `sql`.
 
         Raises SqlError, which shows the place in the script. Needs the extra `[sql]`.
         """
@@ -556,7 +556,8 @@ def _add_collector(
 
 
 def _sql() -> Any:
-    """Returns the module that plans queries. It loads sqlglot, so only a query imports it."""
+    """Returns the module that plans queries. The module loads sqlglot, so it is imported only for a
+    query."""
     try:
         from aioflow.sql import script
     except ModuleNotFoundError as error:

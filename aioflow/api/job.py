@@ -2,7 +2,7 @@
 runs.
 
 `flow.run()` returns an `Entering`: a run that begins when `async with` enters it. Any other use of
-an `Entering` raises an error that shows the right one.
+an `Entering` raises an error that shows the right use.
 """
 
 from __future__ import annotations
@@ -487,9 +487,9 @@ class Job:
         """Changes the parallelism of the running job, and returns once all new tasks run.
 
         `rescale(parallelism=4)` replaces the parallelism of the flow. Operators with a parallelism
-        of their own keep it. `rescale("uid", 4)` changes the task that contains an operator, given
-        by its uid or its output stream. `rescale(workers=4)` is for a job with `workers=N`. The
-        parallelism of the flow then changes in the same ratio, up to `max_parallelism`, unless
+        of their own keep theirs. `rescale("uid", 4)` changes the task that contains an operator,
+        given by its uid or its output stream. `rescale(workers=4)` is for a job with `workers=N`.
+        The parallelism of the flow then changes in the same ratio, up to `max_parallelism`, unless
         `parallelism` is given too.
 
         The job keeps its id, its handle and its subscriptions. It stops at a checkpoint and goes on
@@ -632,8 +632,8 @@ class Job:
         """Returns a reader of an operator's keyed state. `stream` is the operator's output or its
         uid.
 
-        Its methods `get(key)` and `items()` read the state while the job runs. State of windows
-        cannot be read: subscribe to their results.
+        The reader's methods `get(key)` and `items()` read the state while the job runs. The state
+        of windows cannot be read; subscribe to the results of the windows instead.
         """
         self._check_loop("state()")
         if isinstance(stream, str):

@@ -213,8 +213,8 @@ _OTHERS = {
     "AIOFLOW_SECRET_FD",
     "AIOFLOW_MAIN_THREAD_OF",
 }
-"""Variables with this prefix that are no settings; the last two are set by processes for those that
-they start.
+"""Variables with the prefix `AIOFLOW_` that are no settings. The last two are set by processes for
+the processes that they start.
 """
 
 _ONE_START = ": it belongs to one start, so give --{} on the command line"

@@ -241,7 +241,8 @@ class DataStream(Generic[T]):
 
     @property
     def upstreams(self) -> list[Upstream]:
-        """The streams that an operator on this stream reads: one, or several after `union`."""
+        """The streams that an operator on this stream reads: a single stream, or several after
+        `union`."""
         return self._upstreams
 
     @property
@@ -563,7 +564,7 @@ class DataStream(Generic[T]):
         return CoGroupedStreams(self, other)
 
     def side(self, tag: OutputTag[U]) -> DataStream[U]:
-        """Returns the side output `tag` of the operator that made this stream, not of those
+        """Returns the side output `tag` of the operator that made this stream, not of operators
         upstream.
         """
         if not isinstance(tag, OutputTag):
@@ -687,7 +688,8 @@ class DataStream(Generic[T]):
         return self._chained(Chaining.NEVER)
 
     def slot_sharing_group(self, name: str) -> DataStream[T]:
-        """Puts the operator of this stream, and those after it, into a slot sharing group."""
+        """Puts the operator of this stream, and the operators after it, into a slot sharing
+        group."""
         for upstream in self._upstreams:
             self._graph.nodes[upstream.node_id].slot_sharing_group = name
         return self
@@ -1619,8 +1621,8 @@ class JoinedStreams(_TwoStreams[T, U]):
     ) -> DataStream[dict[str, Any]]:
         """Emits a dict row for each pair: `select(name=af.left.name, item=af.right.id)`.
 
-        It is short for `pairs()` and `select`. If `name=`, `uid=` and `parallelism=` are no
-        expressions, they are options of the join, which has the state. `on_error=tag` applies to
+        This is short for `pairs()` followed by `select`. If `name=`, `uid=` and `parallelism=` are
+        no expressions, they are options of the join, which has the state. `on_error=tag` applies to
         the columns. To set the option `uid` and also name a column `uid`, write
         `pairs(uid="met").select(uid=...)`.
         """
@@ -1675,7 +1677,8 @@ class CoGroupedStreams(_TwoStreams[T, U]):
 class IntervalJoin(HalfStream, Generic[K, T, U]):
     """Pairs of elements with the same key whose times are within an interval of each other.
 
-    The time of the right element minus that of the left is from `lower` to `upper`, both included.
+    The time of the right element minus the time of the left one is from `lower` to `upper`, both
+    included.
     """
 
     completed_by = "process(fn)"

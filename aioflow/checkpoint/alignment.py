@@ -2,11 +2,11 @@
 
 The alignment only decides. It returns verdicts, and the task carries them out.
 
-A barrier cuts a channel: what came before it belongs to the checkpoint, what comes after does not.
-In an aligned checkpoint, a channel that delivered its barrier is blocked until all others have
-delivered theirs. Then the task takes its checkpoint, and nothing is in flight. In an unaligned
-checkpoint, the task takes the checkpoint at the first barrier. The data that other channels deliver
-before their barriers is kept with the checkpoint as channel state.
+A barrier cuts a channel: the data before it belongs to the checkpoint, the data after it does not.
+In an aligned checkpoint, a channel that delivered its barrier is blocked until all other channels
+have delivered their barriers. Then the task takes its checkpoint, and nothing is in flight. In an
+unaligned checkpoint, the task takes the checkpoint at the first barrier. The data that other
+channels deliver before their barriers is kept with the checkpoint as channel state.
 
     IDLE        --first barrier of a newer id, or the announcement of one--> ALIGNING
     ALIGNING    --last barrier--> Take --> IDLE

@@ -63,7 +63,7 @@ class ChannelSide(StrEnum):
     RESTORED = "restored"
     """Data that the task has restored itself and not processed yet.
 
-    It also holds the event time of the whole input.
+    The file also holds the event time of the whole input.
     """
 
 
@@ -86,7 +86,7 @@ class ChannelStateHandle:
     def is_data(self) -> bool:
         """Whether the file contains records, and not only the event time of the whole input.
 
-        Event time alone need not be restored: the sources send it again.
+        Event time alone need not be restored, because the sources send it again.
         """
         return self.side is not ChannelSide.RESTORED or self.file.size > HEAD_BYTES
 
@@ -119,7 +119,7 @@ class SubtaskState:
 class CheckpointStats:
     """Statistics of one subtask's part in a checkpoint.
 
-    Durations in ms, sizes in bytes; the names are those of Flink's REST API.
+    Durations are in ms, and sizes in bytes. The fields have the names of Flink's REST API.
     """
 
     start_delay_ms: int = 0
@@ -148,7 +148,7 @@ class CheckpointKind(StrEnum):
     SAVEPOINT = "SAVEPOINT"
     """A savepoint of the user, taken while the job continues.
 
-    A restart uses it only on request, and sinks commit nothing on it.
+    A restart uses the savepoint only on request, and sinks commit nothing when it completes.
     """
     SYNC_SAVEPOINT = "SYNC_SAVEPOINT"
     """The savepoint with which a stopped job ends: sinks commit once it is complete."""
@@ -273,7 +273,8 @@ class CheckpointRetention:
     def restored(self, checkpoint: CompletedCheckpoint, *, claim: bool) -> None:
         """Retains `checkpoint`, with which the job begins.
 
-        With `claim` it is deleted like the checkpoints of this job, and otherwise never.
+        With `claim` the checkpoint is deleted like the checkpoints of this job, and otherwise
+        never.
         """
         self.refer(checkpoint.checkpoint_id, checkpoint.subtasks.values())
         self._kept.append(checkpoint)

@@ -12,12 +12,13 @@ of a task names its attempt, and messages of an older attempt change nothing.
                and what may have been stored is deleted
 
 A checkpoint is complete when its metadata is durable. Only then are tasks notified, and sinks
-commit. A complete checkpoint subsumes every earlier checkpoint that is unfinished. It also covers
-commits that earlier checkpoints left unconfirmed: a sink commits everything that was prepared up to
-the complete checkpoint. Ids only rise, over restarts and restores too. A savepoint that does not
-stop the job subsumes nothing, and its completion is not announced to tasks. The job never restarts
-from it. So sinks commit nothing on it. `request_decider.py` decides which checkpoint is taken next,
-and when. The design follows Flink's CheckpointCoordinator and CheckpointFailureManager.
+commit. A complete checkpoint subsumes every earlier checkpoint that is unfinished. The complete
+checkpoint also covers commits that earlier checkpoints left unconfirmed: a sink commits everything
+that was prepared up to the complete checkpoint. Ids only rise, over restarts and restores too. A
+savepoint that does not stop the job subsumes nothing, and its completion is not announced to tasks.
+The job never restarts from such a savepoint. So sinks commit nothing when it completes.
+`request_decider.py` decides which checkpoint is taken next, and when. The design follows Flink's
+CheckpointCoordinator and CheckpointFailureManager.
 """
 
 from __future__ import annotations
@@ -121,8 +122,9 @@ class CheckpointCoordinator:
         self._ended_badly: dict[int, None] = {}
         self._finished: dict[tuple[str, int], None] = {}
         self._needs_full = False
-        """True until the first completion after a restore without claim: new checkpoints must not
-        refer to files of the restored one.
+        """Whether the next checkpoint must be full. This holds until the first completion after a
+        restore without claim, because new checkpoints must not refer to files of the restored
+        checkpoint.
         """
         self._wake_at_s: float | None = None
         interval_ms = options.interval_ms
@@ -143,8 +145,8 @@ class CheckpointCoordinator:
 
     @property
     def latest(self) -> CompletedCheckpoint | None:
-        """The checkpoint that a restart begins with: the newest one that tasks were notified of, or
-        the restored one. None if there is neither.
+        """The checkpoint that a restart begins with: the newest checkpoint that tasks were notified
+        of, or the restored checkpoint. None if there is neither.
         """
         return self._retention.latest
 
@@ -161,7 +163,7 @@ class CheckpointCoordinator:
     # Events of the job.
 
     def restored(self, checkpoint: CompletedCheckpoint, now: Moment, *, claim: bool) -> None:
-        """Notes that the job begins with `checkpoint`. Call before tasks are deployed.
+        """Notes that the job begins with `checkpoint`. Call this method before tasks are deployed.
 
         With `claim` the checkpoint belongs to this job, and is deleted when newer checkpoints are
         complete.
@@ -175,7 +177,7 @@ class CheckpointCoordinator:
 
     def kept(self, older: CompletedCheckpoint) -> None:
         """Notes an `older` checkpoint that a former run retained. The checkpoint is treated like
-        those of this job.
+        the checkpoints of this job.
 
         Call this method before `restored`, oldest checkpoint first.
         """
@@ -284,7 +286,7 @@ class CheckpointCoordinator:
     def end_of_data_reached(self, attempt: ExecutionAttemptId, now: Moment) -> list[Instruction]:
         """Notes that a task has processed all its data, and waits for the final checkpoint.
 
-        While a stop waits for its savepoint, no task may end with another checkpoint: tasks
+        While a stop waits for its savepoint, no task may end with another checkpoint, because tasks
         downstream would not take the final one. So checkpoints that wait for this task are aborted.
         """
         self._subtasks.end_of_data(attempt)

@@ -238,7 +238,8 @@ class Store(msgspec.Struct, frozen=True):
 class NotifyComplete(msgspec.Struct, frozen=True):
     """Instruction to tell every running task that the checkpoint is durable.
 
-    Sinks then commit everything that was prepared up to it. The instruction may be repeated.
+    Sinks then commit everything that was prepared up to this checkpoint. The instruction may be
+    repeated.
     """
 
     checkpoint_id: int
@@ -277,8 +278,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class WakeAt(msgspec.Struct, frozen=True):
-    """Instruction to call `tick` at a time of the monotonic clock. It replaces the previous
-    `WakeAt`.
+    """Instruction to call `tick` at a time of the monotonic clock. This instruction replaces the
+    previous `WakeAt`.
 
     If the time is None, no call of `tick` is needed until another event happens.
     """
@@ -290,8 +291,8 @@ class WarnBehind(msgspec.Struct, frozen=True):
     """Instruction to warn that checkpoint `checkpoint_id` is late: it is `age_ms` old.
 
     `waits_for` names the tasks that have not acknowledged the checkpoint. `attempt` is the first of
-    these tasks, which can be asked what it waits for. It is None if all tasks have acknowledged,
-    and the checkpoint is being written to the store.
+    these tasks, which can be asked what it waits for. `attempt` is None if all tasks have
+    acknowledged, and the checkpoint is being written to the store.
     """
 
     checkpoint_id: int
@@ -315,7 +316,7 @@ Instruction = (
 
 
 LATEST = "latest"
-"""Restore from the newest completed checkpoint or savepoint of the flow."""
+"""Value of `restore` that means the newest completed checkpoint or savepoint of the flow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +335,8 @@ class CheckpointSettings:
     unaligned: bool = False
     """Whether a checkpoint is unaligned from its start."""
     aligned_timeout_ms: int | None = None
-    """A barrier that is under way for longer than this makes its checkpoint unaligned."""
+    """A checkpoint becomes unaligned if a barrier has been under way for longer than this time;
+    None: never."""
     timeout_ms: int = 600_000
     min_pause_ms: int = 0
     max_concurrent: int = 1
@@ -342,7 +344,7 @@ class CheckpointSettings:
     tolerable_failures: int | None = None
     """Number of failed checkpoints in a row that the job tolerates; None: any number."""
     restore: str | None = LATEST
-    """`LATEST`, the URL of a savepoint, or None."""
+    """Origin of the state: `LATEST`, the URL of a savepoint, or None to begin without state."""
     fresh: bool = False
     allow_non_restored: bool = False
     key: bytes | None = field(default=None, repr=False)

@@ -3,17 +3,18 @@
 The processes share only a store.
 
 The lease is a sequence of numbered objects that are created once and never changed. The process
-that created the newest number has the lease. The holder creates the next number to renew the lease,
-another process creates it to take over. Creation is the only thing that must be atomic, so a local
-directory or an object store with conditional puts is enough. The number with which a holder
-acquired the lease is its fencing token: of two holders, the one with the larger token is newer.
+that created the newest number has the lease. The holder creates the next number to renew the lease.
+Another process creates the next number to acquire the lease. Creation is the only thing that must
+be atomic, so a local directory or an object store with conditional puts is enough. The number with
+which a holder acquired the lease is its fencing token: of two holders, the one with the larger
+token is newer.
 
 Two holders never act at once, for this reason. A holder acts until `lease_s` after the moment
-*before* it began to create its newest number. A candidate takes over when it has seen the same
-newest number for `lease_s`, stretched by twice the drift that clocks may have. The candidate cannot
-have seen the number before the number was created. So no wall clock is compared. However long a
-write, a read or a process hangs, the old holder's lease expires first. A candidate does not wait
-for a holder whose process is known to have ended, because that holder no longer acts. Earlier
+*before* it began to create its newest number. A candidate acquires the lease when it has seen the
+same newest number for `lease_s`, stretched by twice the drift that clocks may have. The candidate
+cannot have seen the number before the number was created. So no wall clock is compared. However
+long a write, a read or a process hangs, the old holder's lease expires first. A candidate does not
+wait for a holder whose process is known to have ended, because that holder no longer acts. Earlier
 requests of that holder are fenced by its token. A holder that could not renew its lease is stopped
 `stop_s` before the lease expires.
 
@@ -113,7 +114,8 @@ class LeaseOptions:
 
     @property
     def take_over_s(self) -> float:
-        """How many seconds a candidate must see the same newest number before it takes over."""
+        """How many seconds a candidate must see the same newest number before it may acquire the
+        lease."""
         return self.lease_s * (1 + self.clock_drift) / (1 - self.clock_drift)
 
 
@@ -128,7 +130,7 @@ class LeaseStore(Protocol):
         """Returns the existing numbers, ascending."""
 
     async def read(self, number: int) -> bytes | None:
-        """Returns the content of an object, None if it does not exist."""
+        """Returns the content of an object; None if the object does not exist."""
 
     async def create(self, number: int, data: bytes) -> bool:
         """Creates an object with the content `data`, durably and as a whole. Returns False if the
@@ -203,7 +205,7 @@ class Lease:
     def extend(self, info: LeaseInfo, began: float, began_wall_ms: int) -> None:
         """Extends the lease, after `info` was created as the newest object.
 
-        `began` and `began_wall_ms` are the times when its creation began.
+        `began` and `began_wall_ms` are the times when the creation of that object began.
         """
         self.info = info
         self.valid_until = began + self._lease_s
@@ -260,7 +262,7 @@ class ObjectLeases:
 
 
 async def current_holder(leases: LeaseStore) -> LeaseInfo | None:
-    """Returns the newest object of the lease, None if there is none.
+    """Returns the newest object of the lease; None if there is none.
 
     The holder may be dead. Callers can notice that only after a while, because the object does not
     change.
@@ -376,7 +378,7 @@ class LeaseKeeper:
         return True
 
     async def _renew(self, lease: Lease) -> bool:
-        """Renews the lease once. Returns False if another candidate holds it.
+        """Renews the lease once. Returns False if another candidate holds the lease.
 
         If the store fails, the lease stays as it is, and the result is True.
         """
@@ -509,7 +511,7 @@ class FlowLease:
     async def acquire(self) -> None:
         """Acquires the lease and starts to renew it.
 
-        Raises CheckpointError, naming the holder, if another job has it.
+        Raises CheckpointError, naming the holder, if another job has the lease.
         """
         try:
             self._lease = await self._win()
@@ -545,7 +547,7 @@ class FlowLease:
         """Gives the lease back, so that the next job can start at once. Does nothing if the lease
         is not held.
 
-        `on_lost` is not called after this.
+        After this call, `on_lost` is not called.
         """
         lease, keeping = self._lease, self._keeping
         if lease is None or keeping is None:

@@ -3,7 +3,7 @@ store.
 
 Each process has a directory of its own for a job, whose name contains the process and the job. So a
 process that replaces a killed process finds the copies of the killed one. Copies need no fsync:
-`LocalState` compares each with the digest in the checkpoint, and reads the store if a copy is
+`LocalState` compares each copy with the digest in the checkpoint, and reads the store if a copy is
 damaged. A copy that cannot be written is left out.
 
 The directory is removed when the job ends in this process. Directories of killed processes are
@@ -53,7 +53,7 @@ class LocalFiles:
         self._own = posixpath.join(base, name)
         self._is_made = False
         self._is_broken = False
-        """Whether a failure to write has been logged. Only the first failure is."""
+        """Whether a failure to write has been logged. Only the first failure is logged."""
         self._others: list[str] | None = None
         """Directories of other processes for this job; None if they were not looked up since the
         last checkpoint."""
@@ -92,7 +92,7 @@ class LocalFiles:
         return target
 
     async def read(self, path: str) -> bytes:
-        """Returns the content of a file. Raises RestoreError."""
+        """Returns the content of a file. Raises RestoreError if the file cannot be read."""
         try:
             return await self._host.fs.read(path)
         except OSError as error:
@@ -133,7 +133,8 @@ class LocalFiles:
             self._is_sweep_due = True
 
     async def close(self) -> None:
-        """Removes the directory of this process, and those of processes that have ended."""
+        """Removes the directory of this process, and the directories of processes that have
+        ended."""
         if self._is_made:
             await self._delete(self._own)
         await self.clean()

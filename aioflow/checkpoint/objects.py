@@ -1,14 +1,14 @@
 """Defines the smallest store that checkpoints need: named objects that are created once and whole,
 and never change.
 
-A local directory, the memory of a process and an object store can all provide it. Leases and
+A local directory, the memory of a process and an object store can all be such a store. Leases and
 completed checkpoints need no more, because only creation must be atomic. Names are segments of
 `[A-Za-z0-9_.-]`, joined by slashes, so that they mean the same everywhere and cannot point outside
 the store.
 
-`MemoryObjects` keeps objects in the memory of this process. It is for tests, and for services that
-need exactly-once only across failures of their own code. The same store name refers to the same
-objects as long as the process lives, also for later jobs.
+`MemoryObjects` keeps objects in the memory of this process. This store is for tests, and for
+services that need exactly-once only across failures of their own code. The same store name refers
+to the same objects as long as the process lives, also for later jobs.
 
 `DirectoryObjects` keeps objects as files in a local directory, or in one that several machines
 share. A file is first written under a temporary name that no object can have, and fsynced. It is

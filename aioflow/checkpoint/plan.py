@@ -69,7 +69,7 @@ class CheckpointedVertex:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """The attempts that a checkpoint triggers and those that acknowledge it.
+    """The attempts that a checkpoint triggers, and the attempts that have to acknowledge it.
 
     The attempts are in the order of the vertices, producers first.
     """
@@ -131,7 +131,7 @@ class SubtaskTable:
         return changed
 
     def running(self, attempt: ExecutionAttemptId) -> None:
-        """Notes that `attempt` runs. A newer attempt replaces an older one."""
+        """Notes that `attempt` runs. A newer attempt of a subtask replaces the older one."""
         known = self._subtasks.get((attempt.vertex_id, attempt.subtask_index))
         if known is None:
             return  # A late report of a former parallelism.
@@ -205,7 +205,7 @@ class SubtaskTable:
     @property
     def all_at_end(self) -> bool:
         """Whether every unfinished subtask has reached the end of its data, and there is at least
-        one.
+        one such subtask.
         """
         phases = {subtask.phase for subtask in self._subtasks.values()}
         return _Phase.AT_END in phases and phases <= {_Phase.AT_END, _Phase.FINISHED}

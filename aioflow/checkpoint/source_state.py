@@ -1,10 +1,10 @@
 """The state of a source in a checkpoint: each split with its reader's position and event time.
 
-A finished split stays in every later checkpoint, because otherwise it would be read again as a new
-one. A source that keeps finding splits gets very many finished ones. So finished splits are stored
-separately, with only id and payload, in compressed packs of a thousand splits. The next checkpoint
-writes existing packs again as they are. Positions and payloads are plain data of the source, which
-this module does not interpret.
+A finished split is kept in every later checkpoint, because otherwise it would be read again as a
+new split. A source that keeps finding splits gets very many finished ones. So finished splits are
+stored separately, with only id and payload, in compressed packs of a thousand splits. The next
+checkpoint writes existing packs again as they are. Positions and payloads are plain data of the
+source, which this module does not interpret.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ PACKED = 1_000
 """Number of finished splits in a pack, which takes about three milliseconds to make."""
 
 PACK_BYTES_MAX = 32 * 1024 * 1024
-"""Maximum size of a pack before compression: eight times that of a thousand of the longest
-paths.
+"""Maximum size of a pack in bytes before compression: eight times the size of a thousand of the
+longest paths.
 """
 
 
 class SplitState(msgspec.Struct, frozen=True):
-    """The state of one split; the first three fields are those of `Split`."""
+    """The state of one split. The first three fields are the fields of `Split`."""
 
     id: str
     position: Any

@@ -346,8 +346,8 @@ class LocalState:
         return LocalCopies(output, self._place, self._max - self._size)
 
     def keep(self, checkpoint_id: int, state: SubtaskState, copies: LocalCopies) -> None:
-        """Keeps those of `copies` that `state` refers to, the state that a subtask has written for
-        a checkpoint.
+        """Keeps the copies of the files that `state` refers to. `state` is what a subtask has
+        written for a checkpoint.
 
         Called before the subtask acknowledges the checkpoint.
         """

@@ -1,4 +1,4 @@
-"""Statistics of a job's checkpoints for monitoring. The names are those of Flink's REST API.
+"""Statistics of a job's checkpoints for monitoring. The fields have the names of Flink's REST API.
 
 Only the coordinator changes this plain data. Monitoring reads it between two steps of the
 coordinator. Times are wall-clock milliseconds, or -1 for an event that has not happened. Durations
@@ -55,7 +55,7 @@ class VertexRecord:
     vertex_id: int
     name: str
     num_subtasks: int
-    """Number of subtasks, including finished ones, which acknowledge nothing."""
+    """Number of subtasks, including finished subtasks, which acknowledge nothing."""
     finished_subtasks: int
     subtasks: dict[int, SubtaskRecord] = field(default_factory=dict)
     """Acknowledgements by subtask index, in order of arrival."""

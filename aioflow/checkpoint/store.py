@@ -60,7 +60,8 @@ METADATA = "metadata"
 """Name of the file that makes a directory a checkpoint."""
 
 RESTORE_ONLY = "memory://nothing-is-written"
-"""URL of the store of a job that takes no checkpoints. It restores files that are named by URL."""
+"""URL of the store of a job that takes no checkpoints. Such a job restores files that are named by
+URL."""
 
 REMOTE_LEASE = LeaseOptions(lease_s=60.0, renew_s=15.0, stop_s=10.0)
 """Options of a lease in an object store, where each request costs time and money."""
@@ -493,7 +494,7 @@ class FlowStore:
     async def left_behind(self) -> list[int]:
         """Returns the numbers of the checkpoints that are resumed only on request, ascending.
 
-        A job went back from these checkpoints to an older one.
+        A job went back from these checkpoints to an older checkpoint.
         """
         return await self._numbers("left")
 

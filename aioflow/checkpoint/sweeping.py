@@ -46,8 +46,8 @@ async def sweep(
     * savepoints that were never completed, and unfinished files.
 
     Completed savepoints stay for ever. Checkpoints that a job left behind when it went back to an
-    older one do not count among the newest. They stay until that job has completed another
-    checkpoint. If the store refuses to remove something, a later call tries again.
+    older one do not count among the newest. These checkpoints stay until that job has completed
+    another checkpoint. If the store refuses to remove something, a later call tries again.
     """
     objects = store.objects
     before = host.clock.wall_ms() - grace_ms
@@ -87,8 +87,9 @@ async def sweep_state(store: FlowStore, host: Host, *, grace_ms: int = GRACE_MS)
     """Removes the state files that no checkpoint refers to, and returns their names.
 
     Called before the tasks of a job are deployed again: a task that was killed may have written
-    files for a checkpoint that never completed. Checkpoints may complete meanwhile. Their files are
-    either younger than `grace_ms`, or belong to a checkpoint that exists already.
+    files for a checkpoint that never completed. Checkpoints may complete during the sweep. The
+    files of such checkpoints are either younger than `grace_ms`, or belong to a checkpoint that
+    exists already.
     """
     removed: list[str] = []
     try:
@@ -117,7 +118,8 @@ async def _remove_state(store: FlowStore, before_ms: int) -> list[str]:
 
 
 async def _remove_old(store: FlowStore, names: list[str], before_ms: int) -> list[str]:
-    """Removes those of `names` that are older than `before_ms`. Returns their names."""
+    """Removes the files in `names` that are older than `before_ms`. Returns the names of the
+    removed files."""
     old = [name for name in names if await store.objects.modified_ms(name) < before_ms]
     await store.objects.delete(old)
     return old

@@ -39,8 +39,8 @@ class Autoscaler:
 
     `flow.run(workers=af.Autoscaler(1, 8), checkpoints=...)` begins with `min` processes. The job is
     rescaled to more processes if the workers were busy for a larger share of a `window` than
-    `target`, or if sources waited for room during most of it. It is rescaled to fewer processes if
-    the fewer processes would be busy for at most the share `target`. The next change comes at least
+    `target`, or if sources waited for room during most of it. The job is rescaled to fewer
+    processes if these would be busy for at most the share `target`. The next change comes at least
     a window later. Sometimes the job needs more workers again soon after it was rescaled to fewer.
     Then it waits 2, 4, and up to 64 windows before it is rescaled to fewer again.
     """
@@ -145,8 +145,8 @@ def load_of(graph: JobGraph, metrics: Mapping[str, float], workers: int) -> Load
     """Returns the load of a job from the metrics of its tasks.
 
     The tasks of one process share its time, so the load is the busy time of all tasks divided by
-    the number of workers. It is at least the load of the busiest vertex, whose tasks may run in
-    only a few of the processes.
+    the number of workers. The load is at least the load of the busiest vertex, whose tasks may run
+    in only a few of the processes.
     """
     total, busiest, is_behind = 0.0, 0.0, False
     for vertex in graph.vertices:

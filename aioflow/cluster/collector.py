@@ -5,15 +5,15 @@ Workers use these settings, `af.run` uses them until its flow ends, and a servic
 `af.tune_gc` on.
 
 A full collection walks every container in the process, at 20 to 90 ns each. With ten million
-accumulators it blocks the loop for most of a second. Python starts a full collection each time the
-number of containers has grown by a quarter. So objects that survive a slow full collection are
+accumulators, this blocks the loop for most of a second. Python starts a full collection each time
+the number of containers has grown by a quarter. So objects that survive a slow full collection are
 frozen, and the next collection walks new objects only.
 
 Frozen objects that later become cyclic garbage would never be found. So from time to time a
 complete collection walks everything. In a process that makes such garbage, the complete collection
-runs once the frozen part has doubled. It runs much later in a process whose collections find next
-to no garbage. Processes with large state are typically of this kind, because they hold plain
-values.
+runs once the frozen part has doubled. The complete collection runs much later in a process whose
+collections find next to no garbage. Processes with large state are typically of this kind, because
+they hold plain values.
 
 A young collection walks the objects made since the last one. The interpreter starts one when
 allocations exceed deallocations by ten thousand. If each record replaces an accumulator,

@@ -3,8 +3,8 @@
     submit -> stored -> INITIALIZING -> a JobMaster runs it -> ended for good: remembered
            -> cleaned up -> forgotten by the store
 
-A Dispatcher lives as long as one leader. Entering it recovers the jobs that the previous leader
-stored. Leaving it, or losing the lease, suspends every job for the next leader.
+A Dispatcher lives as long as one leader. Entering the Dispatcher recovers the jobs that the
+previous leader stored. Leaving it, or losing the lease, suspends every job for the next leader.
 Invariants: a job is acknowledged only once it is stored. An id that ended for good never runs
 again. The leftovers of a job are removed only after its end, never because a leader went away.
 """
@@ -128,8 +128,8 @@ class _Managed:
     runner: JobRunner | None = None
     cancelled: bool = False
     cancelling: asyncio.Task[StaleLeader | None] | None = None
-    """Task that stores the cancellation, and then cancels the job. It returns the error if storing
-    was refused."""
+    """Task that stores the cancellation, and then cancels the job. The task returns the error if
+    storing was refused."""
     stop: Callable[[JobRunner], None] | None = None
     """A stop request that came before the job had a runner; None if there was none."""
 
@@ -162,8 +162,8 @@ class Dispatcher:
     """Accepts jobs and runs each by a JobMaster. Use it as `async with`, inside
     `LeaderElection.run`.
 
-    `clean_up` removes the leftovers of an ended job outside the job store. It may be called more
-    than once for a job.
+    `clean_up` removes the leftovers of an ended job outside the job store. `clean_up` may be called
+    more than once for a job.
     """
 
     host: Host
@@ -175,7 +175,7 @@ class Dispatcher:
     _group: OrderedTaskGroup = field(default_factory=OrderedTaskGroup)
     _jobs: dict[str, _Managed] = field(default_factory=dict)
     _ended: dict[str, JobStatus] = field(default_factory=dict)
-    """Every id that ended for good, with its last status."""
+    """The ids of all jobs that ended for good, each with the last status of the job."""
     _archive: dict[str, JobView] = field(default_factory=dict)
 
     async def __aenter__(self) -> Self:
@@ -258,7 +258,8 @@ class Dispatcher:
         raise self._unknown(job_id)
 
     async def until_stored(self, job_id: str) -> None:
-        """Waits until a job is stored. Raises UnknownJob, or the error of its submission."""
+        """Waits until a job is stored. Raises UnknownJob if there is no such job, or the error of
+        its submission."""
         managed = self._jobs.get(job_id)
         if managed is None:
             self.job(job_id)

@@ -1,11 +1,11 @@
 """The state of one job: the current attempt of each subtask, and the consequences of a change.
 
-It decides and does nothing itself.
+This module only decides; the JobMaster carries out its instructions.
 
-Stimuli in (`start`, `update`, `restart_due`, `cancel`, `stop`), instructions out; the JobMaster
-carries them out. Time and jitter are arguments. A region is a set of vertices joined by pipelined
-exchanges: when one of its tasks fails, the region restarts, and nothing else. Reports of an attempt
-that is not the current one are ignored.
+Each stimulus is a call (`start`, `update`, `restart_due`, `cancel`), which returns instructions.
+Time and jitter are arguments. A region is a set of vertices joined by pipelined exchanges: when one
+of its tasks fails, the region restarts, and nothing else. Reports of an attempt that is not the
+current one are ignored.
 
     region: RUNNING --failure, may retry--> CANCELING --all ended--> WAITING
             WAITING --delay over--> RUNNING (attempt + 1)
@@ -17,8 +17,8 @@ new graph start. Attempt numbers of a subtask always rise, even if a lower paral
 the subtask for a while.
 
 A task that ends CANCELED without a request counts as failed. Usually its producer failed and
-reports the root cause itself. That report may come later and then replaces the first one
-(`_is_consequence`).
+reports the root cause itself. The report of the producer may come later, and then replaces the
+first failure (`_is_consequence`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ __all__ = [
 
 
 class JobStatus(StrEnum):
-    """The status of a job. Its value is Flink's spelling."""
+    """The status of a job. The values are spelled as in Flink."""
 
     INITIALIZING = "INITIALIZING"
     CREATED = "CREATED"
@@ -183,7 +183,8 @@ class ExecutionGraph:
     _next: JobGraph | None = None
     """The graph that is deployed next, while a rescaling is under way; otherwise None."""
     refusal: InsufficientBuffers | None = None
-    """Why the job went back to its former parallelism. None unless the last rescaling was undone.
+    """The reason why the job went back to its former parallelism. None unless the last rescaling
+    was undone.
     """
     _former: JobGraph | None = None
     """The graph before a rescaling, until all tasks of the new graph have run; otherwise None."""
@@ -240,7 +241,8 @@ class ExecutionGraph:
         states: Mapping[tuple[int, int], TaskRestore],
         splits: Mapping[tuple[int, int], Sequence[Split]],
     ) -> None:
-        """Sets the states and splits that later deployments start with, by (vertex, subtask)."""
+        """Sets the states and splits with which later deployments start, by (vertex id,
+        subtask)."""
         self._restores, self._restored_splits = states, splits
 
     def start(self, splits: Mapping[int, Sequence[Split]]) -> list[Instruction]:
@@ -489,7 +491,7 @@ class ExecutionGraph:
 
     def _on_further_failure(self, error: BaseException) -> list[Instruction]:
         """Handles a failure in a region that is already ending. The failure is either the root
-        cause of the first one, or a second failure.
+        cause of the known failure, or a second failure.
         """
         if not self._is_consequence:
             self._attach(error)
@@ -501,7 +503,7 @@ class ExecutionGraph:
         return self._cancel_all()
 
     def _on_stuck(self, error: CancellationTimeout) -> list[Instruction]:
-        """Fails the job for good: user code goes on although its task was cancelled.
+        """Fails the job for good, because user code still runs although its task was cancelled.
 
         No new attempt may run beside that code, and the job must not count as cancelled.
         """

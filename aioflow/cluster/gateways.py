@@ -61,7 +61,7 @@ class TapGateway(Protocol):
 
         With `on_missed`, records may be dropped while the connection to the watcher is full. The
         tap is active at once in this process. Returns a future for each other process of the job.
-        It is done when the tap is active there, or when that process is lost.
+        The future is done when the tap is active there, or when that process is lost.
         """
 
     def remove_tap(
@@ -99,7 +99,7 @@ class TaskExecutorGateway(TaskReader, Protocol):
     def trigger_checkpoint(self, attempt: ExecutionAttemptId, barrier: CheckpointBarrier) -> None:
         """Tells a task to begin a checkpoint, because no upstream task will send it the barrier.
 
-        The task acknowledges or declines it.
+        The task acknowledges or declines the checkpoint.
         """
 
     def notify_checkpoint_complete(self, job_id: str, checkpoint_id: int) -> None:
@@ -188,12 +188,12 @@ class JobMasterGateway(Protocol):
 
 
 class WorkerProvider(Protocol):
-    """Starts workers for a ResourceManager, if workers do not come by themselves.
+    """Starts workers for a ResourceManager, if workers are not started by others.
 
     Each worker registers like any TaskManager, under an unused id. A worker that will not register
-    is reported as failed. Only the ResourceManager decides which workers are started instead. So
-    there is one restart policy for all kinds of machines. The methods run on the ResourceManager's
-    loop and must not block.
+    is reported as failed. Only the ResourceManager decides which workers are started to replace it.
+    So there is one restart policy for all kinds of machines. The methods run on the
+    ResourceManager's loop and must not block.
     """
 
     @property
@@ -207,8 +207,8 @@ class WorkerProvider(Protocol):
     def start_workers(self, count: int, failed: Callable[[], object]) -> None:
         """Begins to start `count` workers, and returns at once.
 
-        `failed` is called once for each worker that will not register. It is safe to call from any
-        thread.
+        `failed` is called once for each worker that will not register. The provider may call
+        `failed` from any thread.
         """
 
     def registered(self, worker_id: str) -> None:
@@ -284,7 +284,7 @@ class RunningJob(Protocol):
     task_executor: TaskReader
 
     async def run(self) -> JobStatus:
-        """Runs the job to its end. A cancellation cancels the job."""
+        """Runs the job to its end. Cancelling this call cancels the job."""
 
     def metrics(self) -> Mapping[str, float]:
         """Returns all metrics by dotted name. Metrics of another process are from its last
@@ -320,7 +320,7 @@ class RunningJob(Protocol):
         return ""
 
     def own_metrics(self) -> Mapping[str, float]:
-        """Returns the metrics of this process itself, without those of its tasks."""
+        """Returns the metrics of this process itself, without the metrics of its tasks."""
         return {}
 
     @property
@@ -329,8 +329,8 @@ class RunningJob(Protocol):
         return 0
 
     def workers(self) -> Sequence[WorkerReport]:
-        """Returns a report of each worker process that runs tasks of the job, without this process,
-        oldest first."""
+        """Returns a report of each process besides this one: worker processes of the job, or
+        TaskManagers of the cluster. Oldest first."""
         return ()
 
     def worker_at(self, location: str) -> str:

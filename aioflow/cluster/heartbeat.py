@@ -11,7 +11,7 @@ sockets end with their process.
 A monitor that stood still (SIGSTOP, or a user function that held the interpreter) could not listen.
 So time in which the monitor stood still does not count as silence of its peers. The pause counts
 only for a worker under a lease, because its leader may have given it up meanwhile. `OwnPauses`
-selects one of the two. The design follows Flink's HeartbeatManagerImpl and
+selects whether own pauses count. The design follows Flink's HeartbeatManagerImpl and
 HeartbeatManagerSenderImpl.
 """
 
@@ -173,7 +173,8 @@ class HeartbeatMonitor(msgspec.Struct):
         return [Suspected(peer)]
 
     def tick(self, now: float) -> list[Instruction]:
-        """Returns the instructions that are due at `now`. Call it at `next_due` or more often."""
+        """Returns the instructions that are due at `now`. Call `tick` at `next_due` or more
+        often."""
         self._forgive_own_pause(now)
         self._last_tick = now
         instructions: list[Instruction] = []

@@ -2,7 +2,7 @@
 
 `JobCheckpoints` holds the store, the lease and the clock.
 
-It is opened before the first task is deployed, and closed after the last task has ended. In
+They are opened before the first task is deployed, and closed after the last task has ended. In
 between, every stimulus of the JobMaster goes through the coordinator, and the coordinator's
 instructions are carried out in order. Slow work (writing metadata, deleting files) runs in a task
 of its own, and the end of that task is another stimulus. Invariants: nothing is written into the
@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 30.0
 """Time that the store gets to complete its pending work after the end of the job.
 
-Even a slow store needs less.
+Even a slow store needs less time.
 """
 
 
@@ -233,8 +233,8 @@ class JobCheckpoints:
     async def _others(self, found: CompletedCheckpoint) -> list[CompletedCheckpoint]:
         """Returns the other checkpoints that former runs left, newer or older than `found`.
 
-        These checkpoints may share files with `found`, which must not be deleted before `found` is
-        deleted.
+        These checkpoints may share files with `found`. Shared files must not be deleted before
+        `found` is deleted.
         """
         finished = await self.store.finished()
         others = []
@@ -371,7 +371,7 @@ class JobCheckpoints:
         await self._nothing_beside()
 
     async def abandon(self) -> None:
-        """Stops at once and leaves everything as it is.
+        """Stops at once and leaves the store as it is.
 
         Callers that wait for a checkpoint or savepoint get StaleLeader.
         """

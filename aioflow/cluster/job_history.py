@@ -263,7 +263,8 @@ class JobReport:
     workers: list[WorkerReport]
 
     def put_into(self, history: JobHistory) -> None:
-        """Replaces the attempts and failures in `history` by those of this report."""
+        """Replaces the attempts and failures in `history` by the attempts and failures of this
+        report."""
         history.attempts = {
             (one.vertex_id, one.subtask): deque(one.attempts, maxlen=ATTEMPTS_MAX)
             for one in self.attempts
@@ -302,7 +303,7 @@ def decode_report(content: bytes) -> JobReport:
 
 
 def status_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns those of `metrics` that describe the process itself: the first ones, before the
+    """Returns the metrics of a process itself, which are the first entries of `metrics`, before the
     metrics of its tasks."""
     return dict(itertools.takewhile(lambda entry: entry[0].startswith(STATUS), metrics.items()))
 

@@ -79,7 +79,7 @@ AttemptKey = tuple[str, int, int, int]
 """The wire form of an attempt: job, vertex, subtask, attempt."""
 
 Tell = Callable[..., None]
-"""Function that sends a notification to the JobManager. It takes the method's name and
+"""Function that sends a notification to the JobManager. The arguments are the method's name and
 arguments."""
 
 Ask = Callable[..., Coroutine[Any, Any, Any]]

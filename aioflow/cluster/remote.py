@@ -157,8 +157,8 @@ class RemoteRun(RunningJob):
         """Future that is done when the connection to the leader ends before the job does."""
         self._has_returned = False
         self._giving_up: asyncio.TimerHandle | None = None
-        """Timer that is set when the job is cancelled. It limits how long the run waits for the end
-        of the job.
+        """Timer that is set when the job is cancelled. The timer limits how long the run waits for
+        the end of the job.
         """
         self.job_master.on_cancel = self._on_cancel
         self._asking: dict[asyncio.Task[None], None] = {}

@@ -254,7 +254,7 @@ class ResourceManager:
     def resize(
         self, workers: int, slots_per_worker: int, leaving: frozenset[str] = frozenset()
     ) -> None:
-        """Sets how many workers to keep, apart from those in `leaving`, which are released when
+        """Sets how many workers to keep. Workers in `leaving` do not count, and are released when
         idle.
         """
         now = self._host.clock.monotonic()

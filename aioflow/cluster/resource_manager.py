@@ -1,6 +1,6 @@
 """The ResourceManager's decisions: which job gets which slot, and how many workers there are.
 
-It decides and does nothing itself.
+This module only decides; `resource_driver` carries out its instructions.
 
     JobMaster declares "2 slots"
         -> a registered worker has free ones: RequestSlot to that worker, which offers them to the
@@ -269,8 +269,8 @@ class SlotManager:
     _start_again_at: float | None = None
     _recovered_at: float | None = None
     _leaving: frozenset[str] = frozenset()
-    """Ids of workers whose slots are given to no job any more. They are released once none of their
-    slots is taken."""
+    """Ids of workers whose slots are given to no job any more. Such a worker is released once none
+    of its slots is taken."""
     _registrations: int = 0
     _allocations: int = 0
 
@@ -464,7 +464,7 @@ class SlotManager:
     def resize(
         self, workers: int, slots_per_worker: int, leaving: frozenset[str], now: float
     ) -> list[Instruction]:
-        """Sets how many workers to keep, apart from those in `leaving`, which are released when
+        """Sets how many workers to keep. Workers in `leaving` do not count, and are released when
         idle.
         """
         self.options = replace(

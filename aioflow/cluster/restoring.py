@@ -93,7 +93,7 @@ async def found_checkpoint(
     host: Host, store: FlowStore, settings: CheckpointSettings, recovered: str | None
 ) -> CompletedCheckpoint | None:
     """Returns the checkpoint that a job starts from; None if the job starts empty. Raises
-    RestoreError.
+    RestoreError if it cannot be read.
 
     `recovered` is the id of a job that ran under an earlier leader, or None. If that job has
     completed a checkpoint, it continues from there, and `settings` are ignored.
@@ -134,7 +134,7 @@ async def _read(
 async def start_over(store: FlowStore, number: int) -> None:
     """Abandons the checkpoints up to `number`, so that later runs do not go back to them.
 
-    Raises CheckpointError.
+    Raises CheckpointError if the store fails.
     """
     if number:
         await store.finish(number)
@@ -153,7 +153,7 @@ async def restore_point(
     """Returns the part of `checkpoint` that each task of `graph` restores.
 
     `discovered` holds the splits of each source, by vertex id. `job_id` is the job that the tasks
-    belong to. Raises RestoreError.
+    belong to. Raises RestoreError if the state cannot be restored.
     """
     if checkpoint is None:
         return RestorePoint()
@@ -191,7 +191,8 @@ def _recognised(
     found: Sequence[Split],
     what: str,
 ) -> tuple[list[list[SplitState]], Sequence[Split]]:
-    """Returns the splits of `former` with their current ids, and those of `found` that are new.
+    """Returns the splits of `former` with their current ids, and the splits of `found` that are
+    new.
 
     Returns both arguments unchanged if the source has no `finder` that recognises splits (see
     `Source`).

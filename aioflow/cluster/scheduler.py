@@ -1,6 +1,6 @@
 """The JobMaster's side of slots: how many slots a job needs, and which subtasks run in which slot.
 
-It decides and does nothing itself.
+This module only decides; the TaskDeployer carries out its instructions.
 
 Slot sharing: a slot holds at most one subtask of each vertex of a sharing group. So a group needs
 as many slots as its widest vertex has subtasks, and a job needs the sum over its groups. A place is
@@ -294,7 +294,7 @@ class SlotScheduler:
         """Replaces the places by the places of `graph`, the same graph at another parallelism.
 
         The former subtasks have ended, or are being cancelled. Slots of leaving workers are freed.
-        The next request binds the other slots to places, and frees those in excess.
+        The next request binds the other slots to places, and frees the slots that are too many.
         """
         self._places = [_PlaceState(place) for place in places_of(graph)]
         self._place_of = {
@@ -351,7 +351,7 @@ class SlotScheduler:
         return [self._free(slot) for slot in unused]
 
     def close(self) -> list[Instruction]:
-        """Frees all slots at the end of the job, even those with subtasks in them."""
+        """Frees all slots at the end of the job, even slots with subtasks in them."""
         instructions: list[Instruction] = [
             FreeSlot(slot.worker_id, slot.allocation_id) for slot in self._slots.values()
         ]

@@ -280,7 +280,7 @@ def _dumps(what: Any, modules: dict[str, None]) -> bytes:
 MSGSPEC_CACHE = "__msgspec_cache__"
 """The attribute that msgspec adds to a class when its first value is made.
 
-It cannot be pickled. msgspec makes it again if it is missing.
+The attribute cannot be pickled. msgspec makes it again if it is missing.
 """
 
 LEFT_OUT = frozenset((MSGSPEC_CACHE, "__annotations_cache__", "__classdictcell__"))
@@ -308,7 +308,7 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
         self._annotations = {} if annotations is None else annotations
         """The annotations to write, by class, for classes that are sent by value.
 
-        They are computed once for each class, even if classes refer to each other.
+        The annotations of a class are computed once, even if classes refer to each other.
         """
 
     def reducer_override(self, value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The slots of one worker, with their jobs and tasks. This is the TaskExecutor's side of slots.
 
-It decides and does nothing itself.
+This module only decides; the TaskManager carries out its instructions.
 
     FREE --ResourceManager asks for a job--> ALLOCATED --JobMaster accepts, or deploys--> ACTIVE
     ALLOCATED --rejected, or not taken in time--> FREE
@@ -102,7 +102,7 @@ class FailTasks(msgspec.Struct, frozen=True):
 class SlotFreed(msgspec.Struct, frozen=True):
     """Instruction to tell the ResourceManager, if one is connected, that a slot was freed.
 
-    The JobMaster of the job is told too, if it thereby loses a slot that it had.
+    If the JobMaster of the job thereby loses a slot that it had, it is notified too.
     """
 
     index: int

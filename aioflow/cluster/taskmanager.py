@@ -1,11 +1,11 @@
 """A TaskManager: offers its slots to the jobs of a cluster, and runs their tasks.
 
-It registers at the JobManager with the content of its slots, and sends heartbeats. It loads a job's
-code with the first slot of that job, and then offers the slot. A TaskManager of a cluster loads
-each job into a process of its own. A TaskManager that was started for a single job is itself the
-process of this job. When a TaskManager loses the JobManager, its tasks end, but it connects again.
-It keeps the slots of its jobs for a while for their next JobMasters. The slot table of the
-TaskManager is authoritative; the JobManager has a copy.
+A TaskManager registers at the JobManager with the content of its slots, and sends heartbeats. It
+loads a job's code with the first slot of that job, and then offers the slot. A TaskManager of a
+cluster loads each job into a process of its own. A TaskManager that was started for a single job is
+itself the process of this job. When a TaskManager loses the JobManager, its tasks end, but it
+connects again. It keeps the slots of its jobs for a while for their next JobMasters. The slot table
+of the TaskManager is authoritative; the JobManager has a copy.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class TaskManagerOptions:
 
 
 class TaskManager:
-    """A TaskManager of a cluster. It runs until `run` is cancelled, or until the JobManager
+    """A TaskManager of a cluster, which runs until `run` is cancelled, or until the JobManager
     releases it."""
 
     def __init__(

@@ -81,12 +81,12 @@ class LoopLag:
 
     @property
     def last_ms(self) -> float:
-        """The newest measurement in ms; 0.0 before the first one."""
+        """The newest measured lag in ms; 0.0 before the first measurement."""
         return round(self._lags[-1] * 1000, 3) if self._lags else 0.0
 
     @property
     def max_ms(self) -> float:
-        """The largest measurement of the last minute in ms; 0.0 before the first one."""
+        """The largest measured lag of the last minute in ms; 0.0 before the first measurement."""
         return round(max(self._lags, default=0.0) * 1000, 3)
 
     def milliseconds(self) -> dict[str, float]:
@@ -109,7 +109,7 @@ LOGGER = "aioflow"
 class LogTail(logging.Handler):
     """Keeps the newest log records of the process, between `start` and `stop`.
 
-    It changes no log level, so records that the program does not log are missing here too.
+    The tail changes no log level, so records that the program does not log are missing here too.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,8 @@ class LogTail(logging.Handler):
 class ProcessInspector:
     """Answers questions about this process on its loop.
 
-    It records lag and log from `start` on, or from the first question if one comes before `start`.
+    The inspector records the loop's lag and log records from `start` on, or from the first question
+    if that comes earlier.
     """
 
     def __init__(self, host: Host, logs: LogTail | None = None) -> None:

@@ -89,13 +89,15 @@ _URL = r"://((?:(?!://)[^\s\"<>])++)"
 
 
 _hidden_values: tuple[str, ...] = ()
-"""Values that are hidden wherever they stand, such as a token in the path of a URL.
+"""Secret values that are hidden wherever they occur in a text, such as a token in the path of a
+URL.
 
 Longer values come first, because a short value may be the beginning of a long one.
 """
 
 _HIDDEN_CHARACTERS_MIN = 6
-"""Shortest value that is hidden wherever it stands. Shorter ones are parts of other words."""
+"""Minimum length of a value that is hidden wherever it occurs. Shorter values may be parts of
+ordinary words."""
 
 
 def hide(value: str) -> None:
