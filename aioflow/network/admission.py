@@ -1,9 +1,9 @@
 """Limits the connections that are not authenticated yet, and logs refused connections.
 
-Only a few connections per listener may be unauthenticated at a time, so that strangers cost little.
-The first refused connection is logged at once, later ones in at most one line a minute with a
-count. A flood of connections must show in the log, but must not flood the log. The socket options
-of connections between the processes of a cluster are set here too.
+Each listener allows only a limited number of unauthenticated connections at a time, so that
+strangers cost little. The first refused connection is logged at once. Later ones are counted in at
+most one line a minute, so that a flood of connections shows in the log but does not flood it.
+`tune` sets the socket options of connections between the processes of a cluster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVERY_S = 60.0
 
 
 class Refusals:
-    """Counts and logs the refused connections of one listener.
+    """Counts the refused connections of one listener, and logs them at a limited rate.
 
     `subject` names the listener in log messages, as in "the monitoring endpoint".
     """
@@ -43,12 +43,12 @@ class Refusals:
         self._silent = 0
         self._silent_until_s = float("-inf")
         self.total = 0
-        """Number of connections refused so far."""
+        """Number of connections that were refused so far."""
 
     def add(self, peer: str, reason: object) -> None:
         """Counts a refused connection.
 
-        Logs it, and the number of refusals since the last log line, unless that line is less than
+        Logs it, with the number of refusals since the last log line, unless that line is less than
         a minute old.
         """
         self.total += 1
@@ -86,7 +86,9 @@ WAITING_MAX = 64
 
 
 class Guest(Protocol):
-    """An accepted connection that is not authenticated yet, as the waiting room sees it."""
+    """The methods that the waiting room uses of an accepted connection that is not authenticated
+    yet.
+    """
 
     @property
     def peer(self) -> str: ...
@@ -97,10 +99,11 @@ GuestT = TypeVar("GuestT", bound=Guest)
 
 
 class WaitingRoom(Generic[GuestT]):
-    """The accepted connections of a listener that have not sent their first frame.
+    """The accepted connections of a listener that have not sent their first frame yet.
 
     If there are more than `WAITING_MAX`, the oldest is rejected. An honest peer sends its first
-    frame within milliseconds, so a stranger who fills the room cannot keep others out for long.
+    frame within milliseconds, so a stranger who fills the room cannot keep honest peers out for
+    long.
     """
 
     __slots__ = ("_is_closed", "_refusals", "_waiting")
@@ -140,7 +143,9 @@ class WaitingRoom(Generic[GuestT]):
         self._waiting.pop(connection, None)
 
     def reject(self, connection: GuestT, error: Exception | None) -> None:
-        """Counts and logs a connection that ended too early. No effect if it is not in the room."""
+        """Counts and logs a connection that ended too early. Has no effect if the connection is not
+        in the room.
+        """
         if connection in self._waiting:
             del self._waiting[connection]
             if not self._is_closed:
@@ -157,10 +162,12 @@ class WaitingRoom(Generic[GuestT]):
 
 
 WRITE_BUFFER_BYTES = 1 << 20
-"""Number of bytes that may wait in the transport before the owner must pause."""
+"""Number of bytes in the transport's write buffer from which on the owner of the connection must
+pause.
+"""
 
 SILENCE_MS = 10_000
-"""Time after which TCP gives up on a peer that acknowledges nothing."""
+"""Time in ms after which TCP gives up on a peer that acknowledges nothing."""
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> str:
@@ -170,7 +177,8 @@ def peer_of(transport: asyncio.BaseTransport | None) -> str:
 
 
 def tune(transport: asyncio.Transport) -> None:
-    """Disables Nagle's algorithm, and limits the time that a peer may leave data unacknowledged.
+    """Disables Nagle's algorithm, and limits the time for which a peer may leave data
+    unacknowledged.
 
     The limit is not set for connections on one machine. The kernel loses no data there, and closes
     the sockets of a dead process. Has no effect on a simulated transport, which has no socket.

@@ -1,25 +1,25 @@
-"""Sizes of batches: in bytes of memory within a process, and in records, as a consumer asks for.
+"""Sizes of batches: the estimated size in bytes of memory, and the size in records that a consumer
+asks for.
 
 A batch within a process is a list of Python objects, and measuring each of them would cost more
 than the exchange. So a writer measures at most one in 16 records with `record_size`. The size of a
-sealed batch is this estimate times the number of its records. If several records share an object,
-the estimate counts it once for each of these records. The sizes of batches of bytes, and of numbers
-in columns, are exact.
+sealed batch is this estimate times the number of its records. An object that several records share
+is counted once for each of these records. The sizes of batches of bytes, and of numbers in columns,
+are exact.
 
-Buffer debloating sizes batches so that the queued data is about one second of work.
-Large batches are cheap per record. But all queued data delays the next barrier, and the records
-behind it. So a gate measures how fast its task processes records, and asks the producers for
-batches of a size such that
+Buffer debloating sizes batches so that the queued data is about one second of work. Large batches
+are cheap per record. But queued data delays the next barrier and all later records. So a gate
+measures how fast its task processes records, and asks the producers for batches of a size such that
 
     batches queued * records per batch = records that the task processes in `TARGET_S`
 
 The size is in records, not in bytes as in Flink, because a consumer's rate is in records. The
 producer knows the size of its records, and makes batches smaller if their bytes would not fit into
-its share of the network memory. So queued data is limited twice: in processing time by the gate, in
-bytes by the producer. The announced size may exceed the limit for row batches, because columnar
-batches can hold more. "Batches queued" is the total of all channels that have not ended. A change
-below `THRESHOLD` is not announced. Idle time does not count, so a quiet input is not mistaken for a
-slow one.
+its share of the network memory. So queued data is limited twice: the gate limits its processing
+time, the producer its bytes. The announced size may exceed the limit for row batches, because
+columnar batches can hold more. "Batches queued" is the total of all channels that have not ended. A
+change below `THRESHOLD` is not announced. Idle time does not count, so a quiet input does not make
+the consumer seem slow.
 
 The design follows BufferDebloater and BufferSizeEMA of Flink. This module uses no clock and no
 event loop: the time `now_s` is an argument.
@@ -62,11 +62,12 @@ RECORD_OVERHEAD: Final = 48
 DEPTH_MAX: Final = 6
 ITEMS_MAX: Final = 32
 VALUES_MAX: Final = 128
-"""Limits for measuring one value: number of levels, of items per list, and of objects in total.
+"""Limits for measuring one value: the number of levels, the number of items per list, and the total
+number of objects.
 
-Items beyond the limit of a list count as much as its measured items on average. So do lists and
-dicts beyond the total number of objects. Without a limit of the total, a graph of objects that
-refer to one another could take millions of measurements.
+The items of a list beyond the limit are assumed to be as large as its measured items on average.
+The same applies to lists and dicts beyond the total number of objects. Without the limit for the
+total, a graph of objects that refer to one another could take millions of measurements.
 """
 
 _FLAT: Final = frozenset([int, float, bool, str, bytes, bytearray, type(None), complex])
@@ -75,7 +76,7 @@ _NESTED: Final = frozenset([list, tuple, dict])
 """Container types whose values form trees, such as decoded JSON."""
 _COLLECTIONS: Final = (tuple, list, set, frozenset, deque)
 _PERMANENT: Final = (Enum, type, FunctionType, BuiltinFunctionType, ModuleType)
-"""Types of objects that the program keeps anyway. Only the reference to them counts.
+"""Types of objects that the program keeps anyway. Only the references to such objects are counted.
 
 An Enum member refers to its class, and a UUID refers to a member of the Enum `uuid.SafeUUID`.
 """
@@ -84,7 +85,7 @@ An Enum member refers to its class, and a UUID refers to a member of the Enum `u
 def batch_bytes(batch: RecordBatch, record_bytes: int) -> int:
     """Returns the estimated size of a batch in bytes: `record_bytes` for each record.
 
-    Batches that hold only bytes objects, and columnar batches, are measured instead.
+    For batches of bytes objects and columnar batches, returns the exact size instead.
     """
     values = batch.values
     if type(values) is not list:
@@ -105,7 +106,7 @@ def record_size(values: Sequence[Any], index: int) -> int:
 def value_size(value: Any) -> int:
     """Returns the estimated size of `value` in bytes, including the objects that it refers to.
 
-    Keys of small dicts are left out, because most records share them.
+    Does not count the keys of small dicts, because most records share them.
     """
     return _value_size(value, DEPTH_MAX, [VALUES_MAX])
 
@@ -189,13 +190,14 @@ def _column_size(column: Any) -> int:
 
 
 TARGET_S = 1.0
-"""Target for the time that the consumer needs for all queued data."""
+"""Target for the time in seconds that the consumer needs for all queued data."""
 
 THRESHOLD = 0.25
-"""Minimum relative change of the size that is announced."""
+"""Minimum relative change of the batch size for which the new size is announced."""
 
 RECORDS_MIN = 1
-"""Minimum batch size. Only a task that takes about four records a second per channel needs it.
+"""Minimum batch size in records. Only a task that processes about four records a second per channel
+needs such batches.
 
 The fixed cost of a batch does not matter at this rate.
 """
@@ -203,13 +205,13 @@ The fixed cost of a batch does not matter at this rate.
 BATCHES_PER_CHANNEL = 4
 """Number of batches that may wait for a consumer, or be on the way to it.
 
-They keep two processes busy while the event loop of one of them does other work for a time slice.
-With 2 batches both processes wait for one another: throughput is a quarter lower by wall clock, a
-tenth by CPU time. 8 batches gain no more than 4.
+Four batches keep two processes busy while the event loop of one of them does other work for a time
+slice. With 2 batches the processes wait for one another, which costs a quarter of the throughput,
+and a tenth in CPU time. 8 batches gain no more than 4.
 """
 
 PERIOD_S = 0.2
-"""Time that the task works between two measurements; Flink's default."""
+"""Working time of the task in seconds between two measurements; Flink's default."""
 
 SMOOTHING = 2 / 21
 """Weight of one period in the moving average, as in an average over 20 periods."""
@@ -241,7 +243,7 @@ class BufferDebloater:
         self._per_s = 0.0
         """Moving average of records per second; 0 before the first measurement."""
         self._since: float | None = None
-        """Time at which the task started on its batch; None while idle."""
+        """Time at which the task began to process its batch; None while the task is idle."""
         self._in_hand = 0
         self._taken = 0
         self._active_s = 0.0
@@ -257,14 +259,14 @@ class BufferDebloater:
         return self._since is not None
 
     def share_among(self, channels: int) -> None:
-        """Sets the number of channels that have not ended."""
+        """Sets the number of channels that share the queued data, that is, have not ended."""
         self._batches = max(1, channels) * BATCHES_PER_CHANNEL
 
     def took(self, now_s: float, records: int) -> int | None:
         """Notes that the task begins to process a batch of `records` records, and so has finished
         the previous batch.
 
-        Returns the batch size to announce, None for no change.
+        Returns the batch size to announce to the producers, or None if it stays the same.
         """
         self._settle(now_s)
         self._since = now_s
@@ -279,7 +281,7 @@ class BufferDebloater:
     def stalled(self) -> bool:
         """Notes that the task cannot process its input.
 
-        Sets the batch size to the minimum, and returns whether that is a change.
+        Sets the batch size to the minimum, and returns whether the size has changed.
         """
         self._since = None
         self._in_hand = self._taken = 0

@@ -3,17 +3,17 @@
 The consumer sees nothing of the open batch before `seal`. The lists `values`, `timestamps`, `keys`
 and `watermarks` are public because generated routing loops append to them directly. At every
 `seal`, `timestamps` and `keys` are either empty or as long as `values`. If records are their own
-keys, `keys` is `values` itself, as in the batches that were added. This avoids a second copy, and
-the encoder of the sealed batch need not compare the two.
+keys, `keys` is the list `values` itself. This avoids a second copy, and the encoder of the sealed
+batch need not compare two lists.
 
-Entries of `watermarks` are added lazily. `told` is the last watermark sent to the channel,
-`watermark` the current one. A record without an entry was appended under the current watermark. So
-a loop over a batch with a constant watermark appends no entries, and calls `advance_watermark`
-after the batch. A loop over a batch with a list of watermarks calls `start_watermarks()` first,
-appends one entry per record, and calls `advance_watermark` at the end. A sealed batch has no list
-iff no record was appended under a watermark above `told`. So even a list of equal entries is kept
-if they are above `told`. Without it the consumer would process the records under an earlier
-watermark than theirs.
+Entries of `watermarks` are added lazily. `told` is the last watermark that was sent to the channel,
+`watermark` the current watermark. A record without an entry was appended under the current
+watermark. So a loop over a batch with a constant watermark appends no entries, and calls
+`advance_watermark` after the batch. A loop over a batch with a list of watermarks calls
+`start_watermarks()` first, appends one entry per record, and calls `advance_watermark` at the end.
+A sealed batch has no list of watermarks if all its records were appended under `told`. But even a
+list of equal entries is kept if they are above `told`. Without the list, the consumer would process
+the records under a watermark that is too low.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aioflow.core.elements import BATCH_RECORDS_MAX, MIN_WATERMARK, RecordBatch
 __all__ = ["COLUMN_RECORDS_PER_ROW", "NO_KEY", "BatchBuilder"]
 
 COLUMN_RECORDS_PER_ROW = COLUMN_RECORDS_MAX // BATCH_RECORDS_MAX
-"""Number of records that a columnar batch may have for each record of a row batch."""
+"""Ratio of the maximum number of records in a columnar batch to the maximum in a batch of rows."""
 
 NO_KEY: Any = object()
 """Means "this stream has no keys"; None is a valid key."""
@@ -64,7 +64,9 @@ class BatchBuilder:
         """The last watermark that was sealed into a batch, or sent as an event."""
         self.is_closed = False
         self._covered = 0
-        """Number of leading records that need no entry in `watermarks` while that list is empty."""
+        """Number of leading records that need no entry in `watermarks`, because the consumer has
+        their watermark; valid while this list is empty.
+        """
         self._sealed_records = 0
 
     def __len__(self) -> int:
@@ -103,10 +105,11 @@ class BatchBuilder:
         return True
 
     def extend(self, batch: RecordBatch, start: int = 0) -> int:
-        """Appends records of `batch` from `start` on while there is room; returns their number.
+        """Appends the records of `batch` from index `start` on, while there is room. Returns their
+        number.
 
-        Returns 0 if the open batch is full, or differs from `batch` in having timestamps or keys,
-        or in `taken`. Then call `seal` first, and try again.
+        Returns 0 if the open batch is full, or if only one of the two batches has timestamps, has
+        keys, or is marked `taken`. Then call `seal`, and try again.
         """
         values = self.values
         if not batch.values:
@@ -144,8 +147,8 @@ class BatchBuilder:
         return count
 
     def seal_whole(self, batch: RecordBatch) -> RecordBatch | None:
-        """Has the effect of `extend(batch)` and `seal()`, but uses the lists of `batch` itself
-        instead of copies.
+        """Does the same as `extend(batch)` and `seal()`, but returns a batch with the lists of
+        `batch` itself instead of copies.
 
         Returns None and changes nothing unless the builder is open and empty, and the channel has
         received the current watermark.
@@ -166,15 +169,18 @@ class BatchBuilder:
         return batch.with_watermarks(watermarks, after if after > told else MIN_WATERMARK)
 
     def advance_watermark(self, watermark: int) -> None:
-        """Sets the watermark after the records so far. A lower one has no effect."""
+        """Sets the watermark after the records so far. A watermark that is lower than the current
+        one has no effect.
+        """
         if watermark > self.watermark:
             self._fill()
             self.watermark = watermark
 
     def start_watermarks(self) -> None:
-        """Starts the list `watermarks`: the caller appends one entry per record from here on.
+        """Starts the list `watermarks`, to which the caller appends one entry for each further
+        record.
 
-        Earlier records get their entries now.
+        Adds the entries of the records that are open already.
         """
         self._fill()
         if not self.watermarks:
@@ -228,7 +234,7 @@ class BatchBuilder:
         return batch
 
     def note_told(self) -> int:
-        """Returns the current watermark, and notes that it is sent as an event now."""
+        """Returns the current watermark, and notes that the caller sends it as an event."""
         self.told = self.watermark
         return self.told
 
@@ -247,7 +253,8 @@ class BatchBuilder:
         self._covered = 0
 
     def _fill(self) -> None:
-        """Adds the current watermark as entry of `watermarks` for each record without an entry.
+        """Adds an entry with the current watermark to `watermarks` for each record without an
+        entry.
 
         If the consumer already has this watermark, only notes how many records need no entry.
         """

@@ -1,13 +1,13 @@
 """The input channels of a gate, for producers in this process and in other processes.
 
 `LocalInputChannel` reads the producer's own queue, so batches are never copied. If the producer has
-not registered its partition yet, `request` returns False. The owner of the partitions calls
-`request_again` once the partition is registered. The design follows Flink's LocalInputChannel.
+not registered its partition yet, `request` returns False. The process calls `request_again` once
+the partition is registered. The design follows Flink's LocalInputChannel.
 
 `RemoteInputChannel` has its producer in another process. If the partition is missing there, the
 channel asks the JobMaster about the producer before it requests the partition again. Received bytes
-wait here until the task polls the channel, which decodes them. The exchange handles order, credit
-and resets. The design follows Flink's RemoteInputChannel.
+wait in the channel until the task polls it; only then are they decoded. The `ConsumerExchange`
+handles order, credit and resets. The design follows Flink's RemoteInputChannel.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ __all__ = [
 
 
 class LocalInputChannel:
-    """An input channel whose producer is in this process. It has the number `index` in its gate.
+    """An input channel whose producer is in this process. `index` is the number of the channel in
+    its gate.
 
     `subpartition_provider` returns the subpartition to read, or None while the producer is not
     deployed yet.
@@ -67,7 +68,7 @@ class LocalInputChannel:
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
         """Subscribes to the subpartition. Returns False if the partition does not exist yet.
 
-        Idempotent, and without effect after `release`.
+        Idempotent. Has no effect after `release`.
         """
         if self.is_released or self._subpartition is not None:
             return True
@@ -82,14 +83,15 @@ class LocalInputChannel:
         return True
 
     def request_again(self) -> None:
-        """Repeats a request for a partition that did not exist, because it exists now."""
+        """Repeats the request for the partition, which did not exist before and exists now."""
         if self._on_data_available is not None:
             self.request(self._on_data_available)
 
     def poll(self) -> Polled | None:
         """Returns the next element, or None if there is none.
 
-        Raises ProducerFailed if the producer failed or dropped the partition before its end.
+        Raises ProducerFailed if the producer has failed, or has dropped the partition before it was
+        read to the end.
         """
         subpartition = self._subpartition
         if subpartition is None:
@@ -103,7 +105,7 @@ class LocalInputChannel:
         return polled
 
     def resume(self) -> None:
-        """Continues after a blocking event. No effect if the channel is not blocked."""
+        """Continues after a blocking event. Has no effect if the channel is not blocked."""
         if self._subpartition is not None:
             self._subpartition.resume_consumption()
 
@@ -123,14 +125,16 @@ class LocalInputChannel:
         return self._subpartition is not None and self._subpartition.has_priority_event
 
     def overtaken(self) -> list[bytes | Event]:
-        """Returns nothing: waiting elements belong to the producer, which keeps them."""
+        """Returns an empty list, because all waiting elements are at the producer, which stores
+        them in the checkpoint.
+        """
         return []
 
     def hurry(self, checkpoint_id: int) -> None:
-        """Does nothing: the barrier waits at the producer, where it overtakes."""
+        """Does nothing, because a waiting barrier is at the producer, where it can overtake."""
 
     def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
-        """Does nothing: no element waits at the receiver."""
+        """Does nothing, because no element waits at the receiver."""
 
     @property
     def queued_batches(self) -> int:
@@ -139,7 +143,7 @@ class LocalInputChannel:
 
     @property
     def traffic(self) -> ChannelTraffic:
-        """Counts of what the channel has delivered, taken from the producer's counters."""
+        """Counts of delivered and waiting elements, from the counters of the producer."""
         subpartition = self._subpartition
         if subpartition is None:
             return ChannelTraffic(False, 0, 0, 0, 0)
@@ -156,19 +160,19 @@ class LocalInputChannel:
 
 
 EXCLUSIVE_BUFFERS = 2
-"""Number of segments that each channel owns, as in Flink: one for a batch on the way, and one for
-the previous batch in the task's queue.
+"""Number of segments that each channel owns, as in Flink: one for a batch in transit, and one for
+the previous batch, which waits for the task.
 """
 
 FLOATING_BUFFERS = 30
-"""Maximum number of segments that a gate lends, times the number of its channels.
+"""Maximum number of segments per channel that a gate lends to its channels in total.
 
-They suffice for a few columnar batches of a dozen segments each. With fewer, such a batch would
-have to wait until the receiver returns the credit of its first frames.
+This is enough for a few columnar batches of a dozen segments each. With fewer segments, the sender
+of such a batch would have to wait until the receiver returns the credit of the first frames.
 """
 
 REQUEST_BACKOFF_MS = partition_request_backoff(50, 3_000)
-"""Delays before each request for a partition that the producer does not have yet."""
+"""Delays in ms before each request for a partition that the producer does not have yet."""
 
 
 class ProducerState(StrEnum):
@@ -181,21 +185,23 @@ class ProducerState(StrEnum):
     GONE = "gone"
     """The producer has failed, was cancelled, or was replaced by another attempt."""
     UNKNOWN = "unknown"
-    """The JobMaster has not answered."""
+    """The JobMaster has not answered, so nothing is known of the producer."""
 
 
 AskProducer = Callable[[Callable[[ProducerState], None]], None]
-"""Asks the JobMaster for the state of a producer, and calls back with the answer."""
+"""A function that asks the JobMaster for the state of a producer, and calls its argument with the
+answer.
+"""
 
 
 class ChannelLink(Protocol):
-    """The interface that a channel uses of the link to the producer's process."""
+    """The methods that a channel uses of the link to the producer's process."""
 
     @property
     def consumer(self) -> ConsumerExchange: ...
     def add_channel(self, channel: RemoteInputChannel) -> int:
-        """Adds a channel, whose data goes to its `on_delivered`. Returns the number of the
-        channel.
+        """Adds `channel`, and returns its number on the link. Its data is passed to
+        `channel.on_delivered`.
         """
 
     def remove_channel(self, number: int) -> None: ...
@@ -204,8 +210,8 @@ class ChannelLink(Protocol):
 class RemoteInputChannel:
     """An input channel whose producer is in another process.
 
-    The channel has the number `index` in its gate. It reads the subpartition `subpartition_index`
-    of the partition `partition_id` over `link`.
+    `index` is the number of the channel in its gate. The channel reads the subpartition
+    `subpartition_index` of the partition `partition_id` over `link`.
     """
 
     def __init__(
@@ -220,7 +226,8 @@ class RemoteInputChannel:
     ) -> None:
         """Makes a channel that takes its segments from `buffers`, the pool of the gate.
 
-        `ask_producer` is called when the partition is missing, before it is requested again.
+        `ask_producer` is called when the producer does not have the partition, before the next
+        request.
         """
         self.index = index
         self._partition_id = partition_id
@@ -232,11 +239,11 @@ class RemoteInputChannel:
         self._tables = EntryTables()
         self._number: int | None = None
         self._received: deque[bytes | Event | None] = deque()
-        """Elements in order of arrival. None marks the position of an event that has overtaken
-        others.
+        """Received elements in order of arrival. None marks the original position of an event that
+        has overtaken other elements.
         """
         self._priority: deque[tuple[Event, list[bytes | Event]]] = deque()
-        """Priority events, each with all elements that it has overtaken here.
+        """Priority events, each with all elements that it has overtaken in this channel.
 
         If two barriers wait, an element that both have overtaken is listed with both.
         """
@@ -256,8 +263,8 @@ class RemoteInputChannel:
     # InputChannel
 
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
-        """Subscribes to the partition. Always returns True: the channel itself retries if it is
-        missing.
+        """Subscribes to the partition. Always returns True, because the channel itself retries if
+        the partition is missing.
         """
         if self._number is None and not self.is_released:
             self._notify = on_data_available
@@ -278,7 +285,7 @@ class RemoteInputChannel:
     def poll(self) -> Polled | None:
         """Decodes and returns the next element, or returns None if there is none.
 
-        Raises the error of the producer or of the connection.
+        Raises the error with which the producer or the connection has ended the channel.
         """
         if self._error is not None:
             raise self._error
@@ -353,9 +360,9 @@ class RemoteInputChannel:
                 on_announced(element)
 
     def _put_first(self, event: Event, place: int) -> None:
-        """Makes `event` the next element. `place` is its position among the received elements.
+        """Makes `event` the next element to poll. `place` is its original position in `_received`.
 
-        The event is acknowledged in its original order, because acknowledgements must stay in
+        The event is acknowledged at its original position, because acknowledgements must be in
         order.
         """
         self._priority.append(
@@ -428,7 +435,7 @@ class RemoteInputChannel:
         self._take(what)
 
     def _on_producer_state(self, missing: PartitionNotFound, state: ProducerState) -> None:
-        """Requests the partition again after a back-off, or ends the channel.
+        """Requests the missing partition again after a back-off, or ends the channel.
 
         The channel ends if the producer is gone, or after the last back-off. While the producer
         does not run yet, the number of requests is not limited.

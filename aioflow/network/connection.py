@@ -1,11 +1,11 @@
 """One TCP connection between two processes of a cluster, and its handshake.
 
-Both sides prove that they know the cluster's secret. Then received bytes are decoded into frames
-for the owner of the connection. Nothing is parsed before the handshake is done. A peer that
-connects must finish the handshake and send its first frame within a few seconds. Until then its
-connection is in a `WaitingRoom`, which holds only a limited number. The owner calls `write` while
-`is_writable`, and coalesces its writes itself. Between machines and without TLS, every frame
-carries a MAC of the session.
+Both sides prove that they know the cluster's secret. After this handshake, received bytes are
+decoded into frames for the owner of the connection. Nothing is parsed before the handshake is done.
+A peer that connects must finish the handshake and send its first frame within a few seconds. Until
+then its connection is in a `WaitingRoom`, which holds a limited number of connections. The owner
+calls `write` while `is_writable` is True. It should combine small writes, because the connection
+does not. Between machines and without TLS, every frame carries a MAC of the session.
 """
 
 from __future__ import annotations
@@ -46,35 +46,38 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 5.0
 """Maximum time of a handshake.
 
-A busy machine may need a second. A port scanner holds a connection no longer than this.
+A busy machine may need a second. A port scanner cannot keep a connection open for longer than this.
 """
 
 CLOSE_TIMEOUT_S = 2.0
-"""Maximum time for a close to flush."""
+"""Maximum time for which closing waits until all data is written."""
 
 
 class ConnectionOwner(Protocol):
     """The owner of a connection, which handles its frames.
 
-    All calls come from the event loop, none before `on_connected`.
+    The connection makes all calls from the event loop, and `on_frames` and `on_writable` only after
+    `on_connected`.
     """
 
     def on_connected(self, connection: AuthenticatedConnection) -> None: ...
     def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
-        """Handles frames in order. A ProtocolError raised here ends the connection."""
+        """Handles received frames, in order. If it raises a ProtocolError, the connection ends."""
 
     def on_writable(self, connection: AuthenticatedConnection) -> None: ...
     def on_connection_lost(
         self, connection: AuthenticatedConnection, error: Exception | None
     ) -> None:
-        """Handles the end of the connection: once, also if it ended before `on_connected`."""
+        """Handles the end of the connection. Called once, even if the connection ended before
+        `on_connected`.
+        """
 
 
 class AuthenticatedConnection(asyncio.Protocol):
-    """A connection that is authenticated before any frame passes.
+    """A connection that exchanges frames only after both sides are authenticated.
 
-    `accepted` are the frame types that the peer may send. `handshake` determines the side. A server
-    passes the `room` in which its new connections wait.
+    `accepted` are the frame types that the peer may send. `handshake` determines which side this
+    is. A server passes the `room` in which its new connections wait.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class AuthenticatedConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
         self.encoder: FrameEncoder | None = None
-        """Encoder of the frames of this side, set once the handshake is done."""
+        """Encoder of the frames that this side sends; None before the handshake is done."""
         self.is_writable = False
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -133,8 +136,8 @@ class AuthenticatedConnection(asyncio.Protocol):
             self.abort(error)
 
     def eof_received(self) -> None:
-        """Called by asyncio when the peer has ended its side. Returns None, so that the transport
-        closes itself.
+        """Called by asyncio when the peer has ended its side. Returning None makes the transport
+        close itself.
         """
 
     def pause_writing(self) -> None:
@@ -182,12 +185,12 @@ class AuthenticatedConnection(asyncio.Protocol):
         self._send(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def close(self) -> None:
-        """Flushes, then closes the connection."""
+        """Closes the connection once all data is written."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, error: Exception | None = None) -> None:
-        """Closes the connection at once."""
+        """Closes the connection at once. `error` is passed to `on_connection_lost`."""
         self._error = self._error or error
         if self._transport is not None:
             self._transport.abort()
@@ -202,7 +205,7 @@ class AuthenticatedConnection(asyncio.Protocol):
     def _prove(self, data: bytes) -> bytes:
         """Feeds received bytes to the handshake.
 
-        Returns the received bytes that follow the handshake, b"" while the handshake is not done.
+        Returns the bytes in `data` that follow the handshake; b"" while the handshake is not done.
         """
         answer = self._handshake.receive(data)
         if answer:
@@ -247,9 +250,9 @@ class AuthenticatedConnection(asyncio.Protocol):
 
 
 async def close_all(connections: Sequence[AuthenticatedConnection]) -> None:
-    """Flushes and closes all connections, and waits for them.
+    """Closes all connections once their data is written, and waits until they are closed.
 
-    Aborts those that remain after `CLOSE_TIMEOUT_S`.
+    Aborts the connections that are still open after `CLOSE_TIMEOUT_S`.
     """
     for connection in connections:
         connection.close()
@@ -263,7 +266,7 @@ async def close_all(connections: Sequence[AuthenticatedConnection]) -> None:
 def fresh_nonce(host: Host) -> bytes:
     """Returns 32 bytes that were never used before.
 
-    They are two ids of the host, which are random outside of the simulation.
+    The bytes are two ids that `host` has made; they are random, except in the simulation.
     """
     return bytes.fromhex(host.ids.new("nonce") + host.ids.new("nonce"))
 

@@ -1,13 +1,14 @@
 """The data plane of one process: a link to each other process with which it exchanges partitions.
 
-The consumer connects, and connects again after a reset. The first frame of a connection names its
-link. The side that connected closes an unused link, and both sides forget it.
+The process that consumes connects to the process that produces, and connects again after a reset.
+The first frame of a connection names its link. The side that connected closes an unused link, and
+both sides forget it.
 
-The consumer gives up a link that has no connection for `GIVE_UP_S`: every channel fails with
-Broken, so the consuming tasks fail and with them the job. The producer only cleans up: it forgets
-the consumer after `FORGET_S`, which is longer. A consumer that connects again even later, because
-its process was paused, is refused with Broken and fails as well. So every lost consumer makes the
-job fail, and no producer drops records of a consumer that continues.
+If a link has no connection for `GIVE_UP_S`, the consumer gives it up: every channel fails with
+Broken, so the consuming tasks and the job fail. The producer only cleans up: it forgets the
+consumer after `FORGET_S`, which is longer. A consumer whose process was paused may connect again
+even later. It is then refused with Broken, and fails as well. So every lost consumer makes the job
+fail, and no producer drops records of a consumer that continues.
 """
 
 from __future__ import annotations
@@ -40,31 +41,35 @@ __all__ = ["FORGET_S", "GIVE_UP_S", "UNUSED_S", "DataPlane"]
 logger = logging.getLogger(__name__)
 
 RECONNECT_S = (0.0, 0.02, 0.1, 0.3, 0.5)
-"""Delays before each attempt to connect since the last progress; the last delay repeats."""
+"""Delays in seconds before each attempt to connect since the last progress. The last delay is
+repeated.
+"""
 
 GIVE_UP_S = 30.0
-"""Time without a connection after which the consumer fails the channels of a link.
+"""Time in seconds without a connection after which the consumer fails the channels of a link.
 
-It is longer than a blocking call or a swapping machine delays a process. If a process ends, the
+This is longer than the delay of a process by a blocking call or by swapping. If a process ends, the
 control connection reports this at once.
 """
 
 FORGET_S = GIVE_UP_S + 1.5 * HEARTBEAT_S * (HEARTBEATS_MISSED_MAX + 1)
 """Time without a connection after which the producer drops the unread data of a link.
 
-The consumer may notice a lost connection a whole heartbeat cycle later than the producer, and must
-have given up before the producer does.
+The consumer must give up before the producer does. It may notice a lost connection a whole
+heartbeat cycle later than the producer.
 """
 
 UNUSED_S = 5.0
-"""Time for which a link without channels is kept, because a restarted job soon uses it again."""
+"""Time in seconds for which a link without channels is kept, because a restarted job soon uses it
+again.
+"""
 
 LINK_NAME_CHARS_MAX = 64
 
 
 class DataPlane:
-    """Accepts connections of other processes, and connects to processes whose partitions this
-    process reads.
+    """The data connections of this process: accepts connections of consumers, and connects to the
+    processes whose partitions this process reads.
     """
 
     def __init__(
@@ -81,7 +86,9 @@ class DataPlane:
         self._accepted: dict[str, Link] = {}
         self._dialling: dict[Link, asyncio.Task[None]] = {}
         self._timers: dict[Link, asyncio.TimerHandle] = {}
-        """Timers that end links: accepted links without a connection, and unused dialled links."""
+        """Timers after which links end: accepted links without a connection, and unused links that
+        this side connected.
+        """
         self._closed = False
 
     async def listen(self, address: str = "127.0.0.1", port: int = 0) -> int:
@@ -97,8 +104,8 @@ class DataPlane:
         return self._listener.port
 
     def link_to(self, address: tuple[str, int]) -> Link:
-        """Returns the link to the process that listens at `address`, and connects if there is
-        none.
+        """Returns the link to the process that listens at `address`. If there is none, makes one
+        and connects it.
         """
         link = self._dialled.get(address)
         if link is None:
@@ -119,7 +126,7 @@ class DataPlane:
     async def close(self) -> None:
         """Closes every link and the listener.
 
-        Returns when all connections are closed. Idempotent.
+        Waits until all connections are closed. Idempotent.
         """
         self._closed = True
         if self._listener is not None:
@@ -142,14 +149,16 @@ class DataPlane:
     # Dialling.
 
     def dial(self, address: tuple[str, int], link: Link) -> None:
-        """Connects `link`, unless a connection attempt is in progress."""
+        """Starts to connect `link` to `address`, unless this is in progress already."""
         if not self._closed and link not in self._dialling:
             self._dialling[link] = asyncio.get_running_loop().create_task(
                 self._connect(address, link), name=f"dial {_text(address)}"
             )
 
     async def _connect(self, address: tuple[str, int], link: Link) -> None:
-        """Tries to connect until this succeeds. Fails the link after `GIVE_UP_S` in vain."""
+        """Tries to connect until an attempt succeeds. Fails the link if none has succeeded within
+        `GIVE_UP_S`.
+        """
         loop = asyncio.get_running_loop()
         error: Exception | None = None
         try:
@@ -201,7 +210,7 @@ class DataPlane:
         opening.hand_over(connection)
 
     def close_unused(self, address: tuple[str, int], link: Link) -> None:
-        """Closes a link after `UNUSED_S` if it is still unused then."""
+        """Starts a timer that closes `link` after `UNUSED_S` if it is still unused then."""
         if not self._closed and not link.is_closed and link not in self._timers:
             timer = asyncio.get_running_loop().call_later(
                 UNUSED_S, self._close_if_unused, address, link
@@ -219,7 +228,9 @@ class DataPlane:
         link.close()
 
     def forget(self, address: tuple[str, int], link: Link) -> None:
-        """Forgets a link that this side connected: the next `link_to(address)` makes a new link."""
+        """Forgets `link`, which this side connected, so that the next `link_to(address)` makes a
+        new link.
+        """
         if self._dialled.get(address) is link:
             del self._dialled[address]
 
@@ -232,7 +243,9 @@ class DataPlane:
         return AuthenticatedConnection(handshake, DATA_PLANE, self, self.waiting)
 
     def on_connected(self, connection: AuthenticatedConnection) -> None:
-        """Waits for the first frame of the authenticated peer, which names the link."""
+        """Does nothing, because the first frame of the authenticated peer must come first; it names
+        the link.
+        """
 
     def on_frames(self, connection: AuthenticatedConnection, frames: list[Frame]) -> None:
         hello, *rest = frames
@@ -255,17 +268,19 @@ class DataPlane:
             link.on_frames(connection, rest)
 
     def on_writable(self, connection: AuthenticatedConnection) -> None:
-        """Does nothing: no data is written before the peer's HELLO."""
+        """Does nothing, because no data is written before the peer's HELLO."""
 
     def on_connection_lost(
         self, connection: AuthenticatedConnection, error: Exception | None
     ) -> None:
-        """Does nothing: the waiting room handles connections that end early."""
+        """Does nothing, because the waiting room handles connections that end before their
+        HELLO.
+        """
 
     # LinkOwner of accepted links.
 
     def on_link_lost(self, link: Link) -> None:
-        """Waits until the peer connects again.
+        """Starts a timer for the peer to connect again.
 
         A link without channels is forgotten at once.
         """
@@ -277,7 +292,7 @@ class DataPlane:
             )
 
     def on_link_unused(self, link: Link) -> None:
-        """Does nothing: the peer has connected, so the peer closes the link."""
+        """Does nothing, because the peer has connected the link and so closes it."""
 
     def _give_up(self, link: Link) -> None:
         self._forget_accepted(link)
@@ -295,7 +310,7 @@ class DataPlane:
 
 
 class _Dialler:
-    """The `LinkOwner` of a link that this process connected to `address`."""
+    """The `LinkOwner` of a link that this process has connected to `address`."""
 
     __slots__ = ("_address", "_data_plane")
 
@@ -316,9 +331,9 @@ class _Dialler:
 class _Opening:
     """The owner of a connection until its handshake is done.
 
-    Only then does the dialling task give the connection to the link. If a call to connect is
+    The dialling task gives the connection to the link only after the handshake. If connecting is
     cancelled, uvloop closes the transport without a call of `connection_lost`, even after the
-    handshake. A link that had the connection already would keep the dead connection for ever.
+    handshake. A link that had the connection already would then keep a dead connection for ever.
     """
 
     def __init__(self, link: Link) -> None:
@@ -347,7 +362,7 @@ class _Opening:
         raise RemoteProtocolError("frames came before this side said which link it carries on")
 
     def on_writable(self, connection: AuthenticatedConnection) -> None:
-        """Does nothing: no output waits yet."""
+        """Does nothing, because the link does not write to the connection yet."""
 
     def on_connection_lost(
         self, connection: AuthenticatedConnection, error: Exception | None

@@ -1,15 +1,15 @@
 """The input of one task: merges its channels fairly, one element at a time, without blocking.
 
-A FIFO holds the channels that have data, each at most once. A polled channel with more data goes to
-the tail. So while all channels have data, none is more than one element ahead of another. A
-channel with a priority event goes to the front. A channel whose last element was a blocking event,
-or that was blocked by `block`, is not in the FIFO until it is resumed. The output depends only on
-the order of arrivals. Notifications are direct calls: they never arrive late or out of order, so
-none can be outdated.
+A FIFO queue holds the channels that have data, each at most once. A channel that was polled and has
+more data goes to the end of the queue. So while all channels have data, none gets more than one
+element ahead of another. A channel with a priority event goes to the front. A channel whose last
+element was a blocking event, or that was blocked by `block`, is not in the FIFO until it is
+resumed. The output depends only on the order of arrivals. Notifications of channels are direct
+calls, so they are never late, out of order or outdated.
 
-`availability` is level-triggered: up (set) while the FIFO is not empty, and for ever once the gate
-is finished or closed. It may be up while nothing can be polled, but is never down while something
-can. Nothing here awaits. The design follows Flink's SingleInputGate.
+`availability` is set while the FIFO is not empty, and for ever once the gate is finished or closed.
+It may be set although no element can be polled, but it is always set if one can. Nothing in this
+module awaits. The design follows Flink's SingleInputGate.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ __all__ = ["ChannelTraffic", "EndOfDataStatus", "InputChannel", "InputGate", "Sh
 
 
 class ChannelTraffic(NamedTuple):
-    """Counts for one channel: delivered elements since the channel was made, and waiting ones.
+    """Counts for one channel: elements that were delivered since the channel was made, and elements
+    that wait.
 
-    A local batch fills no buffer.
+    Batches of a local channel occupy no buffers.
     """
 
     is_remote: bool
@@ -42,23 +43,23 @@ class ChannelTraffic(NamedTuple):
     queued_batches: int
     queued_bytes: int
     buffers: int = 0
-    """Buffers granted to the producer, including filled ones."""
+    """Number of buffers granted to the producer, including filled ones."""
     floating: int = 0
-    """Buffers among them that are borrowed from the gate's pool."""
+    """Number of granted buffers that are borrowed from the gate's pool."""
     buffers_filled: int = 0
     credits: int = 0
-    """Buffers that the producer knows of and has not filled yet, as far as this side knows."""
+    """Number of buffers that were announced to the producer and have not been filled yet."""
 
 
 class InputChannel(Protocol):
-    """The interface that a gate uses of a channel, local or remote."""
+    """The interface of the channels of a gate, local or remote."""
 
     def request(self, on_data_available: Callable[[bool], None]) -> bool:
         """Subscribes to the producer. Returns False if its partition does not exist yet.
 
-        Idempotent. The callback is called with False when the channel becomes non-empty, is resumed
-        while it has data, or fails. It is called with True when a priority event arrives, even if
-        there was data already.
+        Idempotent. The callback gets False when the channel becomes non-empty, is resumed while it
+        has data, or fails. The callback gets True when a priority event arrives, even if there was
+        data before.
         """
         ...
 
@@ -66,12 +67,13 @@ class InputChannel(Protocol):
         """Returns (element, backlog, whether more is available, sequence number), or None if there
         is no element.
 
-        Raises ProducerFailed or Broken.
+        Raises ProducerFailed if the producer has failed, Broken if the connection to its process is
+        lost.
         """
         ...
 
     def resume(self) -> None:
-        """Continues after a blocking event. No effect if the channel is not blocked, or is
+        """Continues after a blocking event. Has no effect if the channel is not blocked, or is
         released.
         """
         ...
@@ -90,23 +92,23 @@ class InputChannel(Protocol):
         ...
 
     def overtaken(self) -> list[bytes | Event]:
-        """Returns the elements at the receiver that the last polled priority event overtook, oldest
-        first.
+        """Returns the elements that the last polled priority event has overtaken at the receiver,
+        oldest first.
 
-        The list is empty if all waiting elements are still at the producer.
+        The list is empty if all overtaken elements are at the producer.
         """
         ...
 
     def hurry(self, checkpoint_id: int) -> None:
-        """Lets the barrier of this checkpoint overtake earlier elements, if it waits at the
-        receiver.
+        """Lets the barrier of checkpoint `checkpoint_id`, if it waits at the receiver, overtake the
+        elements before it.
         """
         ...
 
     def tell_announced(self, on_announced: Callable[[CheckpointBarrier], None]) -> None:
         """Sets the callback for checkpoint barriers that wait at the receiver.
 
-        If such a barrier waits already, the callback is called at once.
+        Calls `on_announced` at once for each barrier that waits already.
         """
         ...
 
@@ -131,16 +133,15 @@ class EndOfDataStatus(Enum):
     NOT_REACHED = "not reached"
     """Some channel may still deliver records."""
     DRAINED = "drain"
-    """All channels have reached the end of their records, and all by draining: event time is over.
-    """
+    """All channels have reached the end of their records by draining, so event time is over."""
     STOPPED = "stop"
-    """All channels have reached the end of their records, and at least one keeps its windows open
-    for a restart.
+    """All channels have reached the end of their records, at least one because the job is stopped.
+    Windows stay open for a restart.
     """
 
 
 class SharedAvailability(Availability):
-    """The availability of a task with several gates: up while at least one gate is up."""
+    """The availability of a task with several gates: it is set while at least one gate has data."""
 
     __slots__ = ("_parts_up",)
 
@@ -164,10 +165,9 @@ class SharedAvailability(Availability):
 class InputGate:
     """Merges `channels`. The index of a channel is its position in that list.
 
-    `availability` may be shared with other gates of the task. A shared availability then ignores a
-    gate that has finished, and depends on the other gates. Without `availability` the gate has its
-    own, which stays available after the end. The gate owns `buffers`, the memory of channels from
-    other processes.
+    `availability` may be shared with other gates of the task. A shared availability ignores gates
+    that have finished. Without `availability` the gate has an availability of its own, which stays
+    set after the end. The gate owns `buffers`, the memory of channels from other processes.
     """
 
     __slots__ = (
@@ -206,9 +206,11 @@ class InputGate:
         self._ready: deque[int] = deque()
         self._queued = [False] * count
         self._blocked = [False] * count
-        """Channels blocked by `block`. A channel itself knows whether an event blocks it."""
+        """For each channel, whether `block` has blocked it. Blocking events are not counted,
+        because a channel itself handles these.
+        """
         self._held = [False] * count
-        """Channels with data that are blocked by `block`."""
+        """For each channel, whether it has data and is blocked by `block`."""
         self._finished = [False] * count
         self._end_of_data: dict[int, bool] = {}
         self._unfinished = count
@@ -291,15 +293,17 @@ class InputGate:
     ) -> None:
         """Enables debloating: asks the producers for the batch size that suits this task.
 
-        Producers make columnar batches of up to `records_max` records, batches of rows of up to
-        `rows_max`.
+        Producers make columnar batches of up to `records_max` records, and batches of rows of up to
+        `rows_max`. `now_s` returns the time in seconds.
         """
         self._rows_max = records_max if rows_max is None else rows_max
         self._debloater = BufferDebloater(len(self._channels), records_max)
         self._now_s = now_s
 
     def stalled(self) -> None:
-        """Asks producers for the smallest batches, because the task cannot process its input."""
+        """Asks the producers for the smallest batches, because the task cannot process its input at
+        present.
+        """
         if self._debloater is not None and self._debloater.stalled():
             self._announce(self._debloater.records)
 
@@ -308,12 +312,12 @@ class InputGate:
         on_priority: Callable[[], None],
         on_announced: Callable[[int, CheckpointBarrier], None],
     ) -> None:
-        """Sets the callbacks for priority events. Each is called at once if such an event waits
+        """Sets the callbacks for priority events, and calls them at once for events that wait
         already.
 
         `on_priority` is called when a priority event can be polled. `on_announced(index, barrier)`
-        is called when a barrier waits in channel `index` at the receiver. `hurry` can let this
-        barrier overtake later.
+        is called when a barrier waits in channel `index` at the receiver. `hurry` can then let this
+        barrier overtake the elements before it.
         """
         self._on_priority = on_priority
         for index, channel in enumerate(self._channels):
@@ -331,14 +335,14 @@ class InputGate:
         )
 
     def overtaken(self, index: int) -> list[bytes | Event]:
-        """Returns the elements at the receiver that the last polled priority event of channel
-        `index` overtook.
+        """Returns the elements that the last polled priority event of channel `index` has overtaken
+        at the receiver.
         """
         return self._channels[index].overtaken()
 
     def hurry(self, index: int, checkpoint_id: int) -> None:
-        """Lets the barrier of checkpoint `checkpoint_id` overtake earlier elements, if it waits in
-        channel `index` at the receiver.
+        """Lets the barrier of checkpoint `checkpoint_id`, if it waits in channel `index` at the
+        receiver, overtake the elements before it.
         """
         self._channels[index].hurry(checkpoint_id)
 
@@ -358,7 +362,7 @@ class InputGate:
     def resume(self, index: int) -> None:
         """Continues with channel `index`, after `block` or a blocking event.
 
-        No effect if the channel is not blocked.
+        Has no effect if the channel is not blocked.
         """
         self._blocked[index] = False
         self._channels[index].resume()
@@ -370,7 +374,7 @@ class InputGate:
         """Subscribes to every partition. Returns the indices of channels whose partition does not
         exist yet.
 
-        Idempotent. The caller subscribes these channels again once their partitions exist.
+        Idempotent. The caller must subscribe these channels again once their partitions exist.
         """
         return [
             index
@@ -385,7 +389,9 @@ class InputGate:
 
     @property
     def has_received_end_of_data(self) -> EndOfDataStatus:
-        """Whether all channels have reached the end of their records, and how."""
+        """Whether all channels have reached the end of their records, and whether by draining or by
+        a stop.
+        """
         if len(self._end_of_data) < len(self._channels):
             return EndOfDataStatus.NOT_REACHED
         return (
@@ -398,7 +404,7 @@ class InputGate:
 
     @property
     def queued_batches(self) -> int:
-        """Number of batches that wait in all channels."""
+        """Total number of batches that wait in the channels."""
         return sum(channel.queued_batches for channel in self._channels)
 
     def traffic(self) -> list[ChannelTraffic]:
@@ -407,10 +413,10 @@ class InputGate:
 
     @property
     def batch_records(self) -> int:
-        """Batch size in records that this gate has last asked its producers for.
+        """The batch size in records for which this gate has last asked its producers.
 
-        It is 0 without debloating. If the last batch was a batch of rows, it is at most the limit
-        for rows.
+        The value is 0 without debloating. If the last batch was a batch of rows, the value is at
+        most the limit for rows.
         """
         if self._debloater is None:
             return 0
@@ -422,7 +428,9 @@ class InputGate:
 
     @property
     def records_per_s(self) -> float:
-        """Records that the task processes per second of work; 0.0 before the first measurement."""
+        """Number of records that the task processes per second of work; 0.0 before the first
+        measurement.
+        """
         return 0.0 if self._debloater is None else self._debloater.records_per_s
 
     def close(self) -> None:
@@ -462,7 +470,7 @@ class InputGate:
                 channel.announce_batch_size(records)
 
     def _to_front(self, index: int) -> None:
-        """Moves a channel in front of all channels without priority events."""
+        """Moves channel `index` in front of all channels without priority events."""
         ready = self._ready
         if self._queued[index]:
             if ready.index(index) < self._priority_count:
@@ -494,7 +502,7 @@ class InputGate:
                     self._to_front(index)
 
     def _finish(self) -> None:
-        """Sets the gate's own availability for ever, so that a waiter sees the end.
+        """Sets the gate's own availability for ever, so that a waiting task notices the end.
 
         A shared availability is not set, because it depends on the other gates now.
         """

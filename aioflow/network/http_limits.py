@@ -1,9 +1,9 @@
 """Limits number, duration and memory of an HTTP server's connections, even with hostile clients.
 
-The HTTP server parses and answers requests. This module stands between the server and its
-transports. A connection is *working* while a request is answered, *stalled* while its client does
-not read the answer, and otherwise *quiet*. A connection is aborted if its client neither sends a
-whole request nor reads a part of an answer within `SILENCE_S`.
+The HTTP server parses and answers requests. This module is a layer between the server and its
+transports. A connection is *working* while a request is being answered, *stalled* while its client
+does not read the answer, and otherwise *quiet*. A connection is aborted if its client neither sends
+a whole request nor reads a part of an answer within `SILENCE_S`.
 
 If there are too many connections, or too many unread bytes, one connection of the address with the
 most connections is aborted: the one that has been stalled longest or, if none is stalled, quiet
@@ -27,27 +27,29 @@ __all__ = ["SILENCE_S", "Door"]
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 20.0
-"""Maximum time for a client to send a whole request, or to read a part of an answer."""
+"""Maximum time in seconds for a client to send a whole request, or to read a part of an answer."""
 
 GRACE_S = 1.0
-"""Time for which a new quiet connection is not aborted.
+"""Time in seconds for which a new quiet connection is not aborted.
 
-Because of such connections, up to twice the maximum number of connections may be open.
+Because such connections are not aborted, up to twice the maximum number of connections may be open.
 """
 
 CHECK_S = 1.0
 """Time between two checks of the clients."""
 
 UNREAD_BYTES_MAX = 16 * 1024 * 1024
-"""Maximum number of unread bytes of all stalled connections together."""
+"""Maximum total number of unread bytes of all stalled connections."""
 
 INPUT_BYTES = 256 * 1024
-"""Number of bytes of pipelined requests that a connection may hold: as many as asyncio reads at
+"""Maximum number of bytes of pipelined requests in a connection: the number that asyncio reads at
 once.
 """
 
 PIPELINED_MAX = 16
-"""Maximum number of requests that arrive together. Browsers send one at a time."""
+"""Maximum number of requests that a client may send without waiting. Browsers send one at a
+time.
+"""
 
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: "
@@ -58,16 +60,16 @@ FULL = (
 class Door:
     """The protocol factory of an HTTP server. It wraps each protocol to limit the connections.
 
-    `open` is called before the first connection and `close` when the server stops. The server logs
-    to `complaints`, and enters `answering` while it answers a request. `subject` names the server
-    in warnings.
+    The server calls `open` before the first connection, and `close` when it stops. It logs to
+    `complaints`, and answers each request inside `with door.answering(...)`. `subject` names the
+    server in warnings.
     """
 
     def __init__(self, connections_max: int, subject: str) -> None:
         self._make: Callable[[], asyncio.Protocol] | None = None
         self._connections_max = connections_max
         self._connections: dict[asyncio.Protocol, _Connection] = {}
-        """Connections by the server's protocol that each of them wraps."""
+        """Maps each protocol object of the server to the connection that wraps it."""
         self._refusals = Refusals(logger, subject)
         self.complaints = _Complaints(self._refusals)
         self._watching: asyncio.Task[None] | None = None
@@ -96,7 +98,7 @@ class Door:
 
     @contextmanager
     def answering(self, protocol: asyncio.Protocol) -> Iterator[None]:
-        """Marks the connection of the server's `protocol` as working inside the block."""
+        """Marks the connection of the server's `protocol` as working inside the `with` block."""
         connection = self._connections.get(protocol)
         if connection is None:
             yield
@@ -135,8 +137,8 @@ class Door:
     # For connections.
 
     def enter(self, connection: _Connection) -> bool:
-        """Admits a new connection. If there are too many, aborts a connection on which no request
-        is being answered.
+        """Admits a new connection. If there are too many, aborts another connection on which no
+        request is being answered.
 
         Returns False if requests are being answered on all connections, so that none can be
         aborted.
@@ -163,7 +165,7 @@ class Door:
         self._connections.pop(connection.inner, None)
 
     def stalled(self) -> None:
-        """Handles that a client has stopped reading: aborts stalled connections while the limit of
+        """Handles that a client has stopped reading. Aborts stalled connections while the limit for
         unread bytes is exceeded.
         """
         stalled = [one for one in self._connections.values() if one.is_stalled]
@@ -178,9 +180,10 @@ class Door:
             )
 
     def _weakest(self, may_go: Callable[[_Connection], bool]) -> _Connection | None:
-        """Returns the connection to abort, or None if `may_go` is false for all.
+        """Returns the connection to abort, of those for which `may_go` returns True. Returns None
+        if there are none.
 
-        Chooses among the connections of the address that has the most connections: the one that has
+        Prefers the address with the most connections. Of its connections, chooses the one that has
         been stalled longest or, if none is stalled, quiet longest.
         """
         by_host = Counter(one.host for one in self._connections.values())
@@ -192,7 +195,7 @@ class Door:
         )
 
     def _cut(self, connection: _Connection, reason: str, *, is_news: bool) -> None:
-        """Aborts a connection. The reason is logged only with `is_news`, because an aborted
+        """Aborts a connection. Logs `reason` only if `is_news` is True, because aborting a
         connection of an idle browser is normal.
         """
         if is_news:
@@ -204,7 +207,7 @@ class Door:
 class _Complaints(logging.Logger):
     """A logger for an HTTP server of aiohttp.
 
-    A malformed request counts as a refusal and logs no traceback.
+    Counts a malformed request as a refused connection, and logs no traceback for it.
     """
 
     def __init__(self, refusals: Refusals) -> None:
@@ -225,8 +228,8 @@ class _Complaints(logging.Logger):
 
 
 class _Connection(asyncio.Protocol):
-    """A connection that the door watches. It passes every event on to `inner`, the protocol of the
-    server.
+    """A connection that the door watches. The connection passes every event on to `inner`, the
+    protocol of the server.
     """
 
     def __init__(self, inner: asyncio.Protocol, door: Door) -> None:
@@ -239,13 +242,15 @@ class _Connection(asyncio.Protocol):
         self.requests = 0
         """Number of requests that are being answered: 0 or 1."""
         self.unasked = 0
-        """Number of requests that were answered since the client last sent anything."""
+        """Number of requests that the server began to answer since the client last sent
+        anything.
+        """
         self.since_s = asyncio.get_running_loop().time()
         """Monotonic time when the connection last worked or became stalled, or when its client last
         read.
         """
         self._unread_bytes = 0
-        """Number of unread bytes at the last check, while the connection is stalled."""
+        """Number of unread bytes at the last check; valid while the connection is stalled."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses.
@@ -277,7 +282,7 @@ class _Connection(asyncio.Protocol):
     def note_reading(self, now_s: float) -> None:
         """Notes whether the client of a stalled connection has read a part of its answer.
 
-        So a client on a slow link, which reads a large answer for a long time, is not aborted.
+        So a client on a slow network that takes long to read a large answer is not aborted.
         """
         if self.is_stalled and (unread := self.memory_bytes) != self._unread_bytes:
             if unread < self._unread_bytes:
@@ -301,7 +306,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Upper bound of the connection's unread bytes."""
+        """Upper bound for the number of unread bytes of the connection."""
         return INPUT_BYTES + (
             0 if self._transport is None else self._transport.get_write_buffer_size()
         )

@@ -1,8 +1,8 @@
 """All channels between this process and one other process, over successive connections.
 
 A link owns the `Exchange` and outlives its connections. After a reset both sides compare the states
-of their channels and continue from there. So no record is lost or repeated, and no task restarts.
-Invariants:
+of their channels, and continue at the first missing element. So no record is lost or repeated, and
+no task restarts. Invariants:
 
 * output that becomes ready in one loop turn leaves together, up to a limit per turn;
 * a silent peer gets a heartbeat request, and its connection is closed if no answer comes;
@@ -43,28 +43,30 @@ turns.
 
 HEARTBEAT_S = 2.5
 HEARTBEATS_MISSED_MAX = 4
-"""Number of heartbeats without any message after which a connection counts as dead.
+"""Number of heartbeats without any message from the peer after which a connection counts as dead.
 
-Heartbeats are counted instead of time, so that a paused process does not blame its peers.
+Heartbeats are counted instead of time, so that a process that was paused does not take its peers
+for dead.
 """
 
 PROTOCOL_ERRORS_MAX = 5
-"""Number of connections in a row that end in a protocol error without progress.
+"""Number of connections in a row that end in a protocol error, without progress, after which a link
+fails.
 
-The link fails then, because further connections would end in the same way.
+Further connections would end in the same way.
 """
 
 _FOR_CHANNELS = (FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE, FrameType.ERROR_RESPONSE)
 
 
 class PartitionLookup(Protocol):
-    """The interface of an object that finds a partition of this process by the text of its id."""
+    """The interface of an object that finds a partition of this process by its id as text."""
 
     def find_partition(self, partition_id: str) -> ResultPartition | None: ...
 
 
 class LinkOwner(Protocol):
-    """The owner of links, which connects them and removes them."""
+    """The interface of the owner of links, which connects and removes them."""
 
     def on_link_lost(self, link: Link) -> None:
         """Handles that the link has lost its connection, was closed, or has failed."""
@@ -96,18 +98,22 @@ class Link:
         """Whether the peer has sent anything over the current connection."""
         self._protocol_errors = 0
         self.failure: AioflowError | None = None
-        """Error that all channels of the link have failed with."""
+        """Error with which all channels of the link have failed; None if the link has not
+        failed.
+        """
         self.is_closed = False
         self.resets = 0
         """Number of lost connections."""
         self.attempts = 0
-        """Number of attempts to connect since the last progress, on the dialling side."""
+        """Number of attempts to connect since the last progress, on the side that connects."""
         self.silent_since = self._loop.time()
-        """Time when the link lost the last connection over which the peer sent anything."""
+        """Loop time when the link lost the last connection over which the peer had sent
+        anything.
+        """
 
     @property
     def consumer(self) -> ConsumerExchange:
-        """The partitions of the peer that this side reads."""
+        """The channels in which this side reads partitions of the peer."""
         return self._exchange.consumer
 
     @property
@@ -126,8 +132,8 @@ class Link:
         return self._exchange.has_output
 
     def add_channel(self, channel: RemoteInputChannel) -> int:
-        """Adds a channel, whose data goes to its `on_delivered`. Returns the number of the
-        channel.
+        """Adds `channel`, and returns its number on the link. Its data is passed to
+        `channel.on_delivered`.
         """
         number, self._next_number = self._next_number, self._next_number + 1
         self._channels[number] = channel
@@ -143,7 +149,7 @@ class Link:
     # Life cycle.
 
     def carry_on(self, connection: AuthenticatedConnection) -> None:
-        """Continues the link over `connection`, and aborts an older connection."""
+        """Continues the link over `connection`, and aborts the older connection if there is one."""
         assert connection.encoder is not None, "a connection is handed to a link when it is open"
         old, self._connection = self._connection, connection
         connection.owner = self
@@ -159,7 +165,9 @@ class Link:
         self._schedule()
 
     def fail(self, error: AioflowError) -> None:
-        """Fails every channel with `error`: the link will not be connected again. Idempotent."""
+        """Fails every channel with `error`, and ends the link, which will not be connected again.
+        Idempotent.
+        """
         if self.failure is None:
             self.failure = error
             self.is_closed = True
@@ -171,9 +179,9 @@ class Link:
                 channel.on_delivered(error)
 
     def close(self) -> AuthenticatedConnection | None:
-        """Closes the link, releases everything, and tells the peer if it can be reached.
+        """Closes the link, releases its channels, and notifies the peer if there is a connection.
 
-        Returns the connection, which is being closed, or None.
+        Returns the connection, which is then being closed, or None if there is none.
         """
         if not self.is_closed:
             self.is_closed = True

@@ -1,33 +1,33 @@
 """The network memory of one process in bytes: a global pool, and the local pools that share it.
 
-Local pools belong to partitions, and to gates with channels from other processes.
+Each partition, and each gate with channels from other processes, has a local pool.
 
 Invariants: `used_bytes` is the sum of what the local pools have in use. The minimums of all pools
 never exceed the total, so every pool can always reach its minimum. The sizes of all pools never
-exceed the total, so only overdraft, and pools that just shrank, can use more. While they do,
-`is_full` keeps each pool from taking more than its minimum. Then every producer either has room, or
-holds data that its consumers can take, so nothing waits for ever. The design follows Flink's
-NetworkBufferPool.
+exceed the total either. So only overdraft, and pools that have just shrunk, can use more than the
+total. While this is so, `is_full` keeps each pool from taking more than its minimum. Then every
+producer either has room, or holds data that its consumers can take, so nothing waits for ever. The
+design follows Flink's NetworkBufferPool.
 
 `redistribute` shares the spare memory of the global pool among the local pools. It is a pure
-function of their bounds. Every pool gets at least its minimum and at most its maximum. Nothing is
+function of their bounds. Every pool gets at least its minimum and at most its maximum. No memory is
 left over while some pool could take it. The sizes of two pools with equal bounds differ by at most
 one byte, and only their order decides which pool gets this byte. The algorithm follows
 NetworkBufferPool.redistributeBuffers of Flink 1.x: it rounds cumulatively, so that the shares add
-up without a second pass. Later versions of Flink weight pools by their expected size. This is left
-out: it needs another loop, and gives the same sizes for pools without an expected size.
+up without a second pass. Later versions of Flink weight pools by their expected size. aioflow does
+not, because this needs another loop, and gives the same sizes if pools have no expected size.
 
 A local pool is the share of one partition or gate. A partition holds bytes for each batch that
-waits for a consumer. A gate with channels from other processes holds segments for the data that it
-lets their producers send. Invariants of a local pool:
+waits for a consumer. A gate with channels from other processes holds segments for the data that
+their producers may send. Invariants of a local pool:
 
-* `in_use` is the sum of all sizes taken and not recycled. Nothing in use is ever revoked: a pool
-  that shrinks waits until enough was recycled.
-* The pool is available iff less than its `size` is in use, fewer than `batches_max` batches hold
-  it, and the process has memory left. A pool below its minimum is available even if the process has
-  none left.
-* `take` always succeeds, because the output of the present record must go somewhere. Bytes beyond
-  the size are overdraft. `request_segment` succeeds only within the size.
+* `in_use` is the sum of all sizes that were taken and not recycled. Bytes in use are never revoked:
+  a pool that shrinks waits until enough bytes were recycled.
+* The pool is available if less than its `size` is in use, it has fewer than `batches_max` batches,
+  and the process has memory left. A pool below its minimum is available even if the process has no
+  memory left.
+* `take` always succeeds, because the output of the record in progress needs room. Bytes beyond the
+  size are overdraft. `request_segment` succeeds only within the size.
 
 The design follows Flink's LocalBufferPool, without pages: the pool only counts bytes of objects
 that exist anyway. Everything happens on one loop, so there is no lock.
@@ -59,7 +59,7 @@ __all__ = [
 BATCH_BYTES = 4 << 20
 """Maximum size in bytes of a batch of more than one record.
 
-Without this limit a full batch of large records could have gigabytes, but a consumer accepts at
+Without this limit a full batch of large records could have gigabytes, while a consumer accepts at
 most 64 MiB.
 """
 
@@ -70,14 +70,14 @@ class SegmentListener(Protocol):
     def on_segment(self) -> bool:
         """Offers a segment. Returns True to take it (and recycle it later), False to leave it.
 
-        Called once per registration. A listener that wants more segments registers again from here,
-        behind the others.
+        Called once per registration. A listener that wants more segments registers again in this
+        call, behind the other listeners.
         """
         ...
 
 
 class NetworkMemory(Protocol):
-    """The interface that a local pool uses of the global one."""
+    """The methods that a local pool uses of the global pool."""
 
     is_full: bool
 
@@ -86,7 +86,7 @@ class NetworkMemory(Protocol):
 
 
 class LocalBufferPool:
-    """A pool of `min_bytes` to `max_bytes`. The global pool sets its `size`."""
+    """A local pool of `min_bytes` to `max_bytes`. The global pool sets its present `size`."""
 
     __slots__ = (
         "_add_used",
@@ -111,7 +111,9 @@ class LocalBufferPool:
         max_bytes: int | None = None,
         batches_max: int = sys.maxsize,
     ) -> None:
-        """Makes a pool that only the global pool limits if `max_bytes` is None."""
+        """Makes a pool. If `max_bytes` is None, only the global pool limits its size. `batches_max`
+        limits the number of batches in use.
+        """
         self._parent = parent
         self._add_used = parent.add_used
         self.min_bytes = min_bytes
@@ -130,7 +132,7 @@ class LocalBufferPool:
         """Sets the number of bytes that this pool may hold now."""
         self.size = size
         self.batch_bytes_max = max(SEGMENT_BYTES, min(BATCH_BYTES, size // self.batches_max))
-        """Maximum bytes of a batch, so that `batches_max` batches fit into the pool."""
+        """Maximum size of a batch in bytes, such that `batches_max` batches fit into the pool."""
         self.update()
 
     @property
@@ -140,12 +142,16 @@ class LocalBufferPool:
 
     @property
     def is_overdrawn(self) -> bool:
-        """Whether the output of one record exceeded the limits."""
+        """Whether bytes or batches in use exceed the limits, for example by the output of one
+        record.
+        """
         return self.in_use > self.size or self.batches > self.batches_max
 
     @property
     def usage(self) -> float:
-        """Bytes or batches in use divided by their limit: 1 is full, more is overdraft."""
+        """Share of the bytes or of the batches in use, whichever is higher: 1 is full, more is
+        overdraft.
+        """
         return max(self.in_use / self.size, self.batches / self.batches_max)
 
     @property
@@ -156,7 +162,7 @@ class LocalBufferPool:
     # Batches.
 
     def take(self, size: int) -> None:
-        """Takes `size` bytes for one batch, beyond the limits if need be."""
+        """Takes `size` bytes for one batch, even if this exceeds the limits."""
         self.in_use = in_use = self.in_use + size
         self.batches = batches = self.batches + 1
         self._add_used(size)
@@ -164,7 +170,7 @@ class LocalBufferPool:
             self.update()
 
     def resize(self, before: int, size: int) -> None:
-        """Changes the size of a batch that holds `before` bytes."""
+        """Changes the size of a batch in use from `before` to `size` bytes."""
         self.in_use += size - before
         self._add_used(size - before)
         self.update()
@@ -183,14 +189,14 @@ class LocalBufferPool:
     # Segments.
 
     def request_segment(self) -> bool:
-        """Takes one segment within the size. Returns False if there is no room."""
+        """Takes one segment if the pool has room for it, otherwise returns False."""
         if not self._has_room(SEGMENT_BYTES):
             return False
         self.take(SEGMENT_BYTES)
         return True
 
     def take_segment(self) -> None:
-        """Takes one segment, beyond the limits if need be."""
+        """Takes one segment, even if this exceeds the limits."""
         self.take(SEGMENT_BYTES)
 
     def recycle_segment(self) -> None:
@@ -200,7 +206,7 @@ class LocalBufferPool:
     def add_listener(self, listener: SegmentListener) -> bool:
         """Registers `listener` for free segments, in order of registration.
 
-        Returns False, without registering, if a segment is free and no listener waits. Then call
+        If a segment is free and no listener waits, returns False without registering. Then call
         `request_segment`.
         """
         if not self._listeners and self._has_room(SEGMENT_BYTES):
@@ -216,8 +222,8 @@ class LocalBufferPool:
     # Life cycle.
 
     def update(self) -> None:
-        """Applies changed limits: serves listeners, first come first served, and sets
-        `availability`.
+        """Applies changed limits: offers free segments to the listeners in order, and sets or
+        unsets `availability`.
         """
         if self._is_serving:
             return  # A listener took or left a segment, and the loop below goes on.
@@ -235,7 +241,7 @@ class LocalBufferPool:
             self.availability.set_unavailable()
 
     def destroy(self) -> None:
-        """Ends the pool and wakes waiters. Idempotent.
+        """Ends the pool, and wakes tasks that wait on `availability`. Idempotent.
 
         Bytes in use return to the global pool when they are recycled.
         """
@@ -258,7 +264,7 @@ _TEXT = re.compile(r"\s*([0-9]+)\s*(B|KiB|MiB|GiB)\s*", re.ASCII)
 def to_bytes(size: int | str, name: str = "size") -> int:
     """Returns `size` in bytes. `name` is the name of the parameter in error messages.
 
-    Raises TypeError for a value of another type, ValueError for a text that is no size.
+    Raises TypeError if `size` is neither int nor str, ValueError for a text that is no size.
     """
     if isinstance(size, int) and not isinstance(size, bool):
         return size
@@ -276,7 +282,9 @@ NETWORK_MEMORY_BYTES = 64 << 20
 
 
 def network_bytes(network_memory: int | str) -> int:
-    """Returns the option `network_memory` in bytes. Raises ValueError below one segment."""
+    """Returns the option `network_memory` in bytes. Raises ValueError if it is less than one
+    segment.
+    """
     size = to_bytes(network_memory, "network_memory")
     if size < SEGMENT_BYTES:
         raise ValueError(
@@ -287,10 +295,12 @@ def network_bytes(network_memory: int | str) -> int:
 
 
 def redistribute(total: int, bounds: Sequence[tuple[int, int | None]]) -> list[int]:
-    """Returns the sizes of pools with `bounds` = [(min, max or None for unbounded)].
+    """Returns the sizes in bytes of pools that share `total` bytes.
 
-    `total` must be at least the sum of the minimums. The sum of the result is min(total, sum of the
-    maximums).
+    `bounds` contains (minimum, maximum) of each pool; a maximum of None means no limit.
+
+    `total` must be at least the sum of the minimums. The sum of the sizes is the lower one of
+    `total` and the sum of the maximums.
     """
     spare = total - sum(low for low, _ in bounds)
     assert spare >= 0, f"{total} is less than the minimums of {bounds}"
@@ -311,9 +321,9 @@ def redistribute(total: int, bounds: Sequence[tuple[int, int | None]]) -> list[i
 
 
 class NetworkBufferPool:
-    """A pool of `total_bytes`.
+    """The global pool of a process, with `total_bytes` for all local pools.
 
-    Raises InsufficientBuffers if the minimums of its local pools exceed the total.
+    A new local pool whose minimum does not fit raises InsufficientBuffers.
     """
 
     def __init__(self, total_bytes: int = NETWORK_MEMORY_BYTES) -> None:
@@ -322,18 +332,19 @@ class NetworkBufferPool:
         self.is_full = False
         """Whether all memory is in use, so that no pool may take more than its minimum."""
         self.required_bytes = 0
-        """Sum of the minimums of the pools: the guaranteed total."""
+        """Sum of the minimums of the local pools, which are guaranteed."""
         self._is_changed = False
-        """Whether `is_full` has changed since the pools were last notified."""
+        """Whether `is_full` has changed since the local pools were last updated."""
         self._is_telling = False
         self._pools: list[LocalBufferPool] = []
 
     def create_buffer_pool(
         self, min_bytes: int, max_bytes: int | None = None, batches_max: int = sys.maxsize
     ) -> LocalBufferPool:
-        """Creates a pool that always gets at least `min_bytes` and at most `max_bytes`.
+        """Creates a local pool, which always has at least `min_bytes` and at most `max_bytes`.
 
-        `max_bytes` None means that only the total limits the pool.
+        If `max_bytes` is None, only the total limits the pool. Raises InsufficientBuffers if
+        `min_bytes` are not left.
         """
         free = self.total_bytes - self.required_bytes
         if min_bytes > free:
@@ -364,7 +375,7 @@ class NetworkBufferPool:
 
     @property
     def overdraft_bytes(self) -> int:
-        """Number of bytes that pools use beyond their sizes."""
+        """Number of bytes that local pools use beyond their sizes."""
         return sum(pool.overdraft for pool in self._pools)
 
     @property
@@ -374,13 +385,13 @@ class NetworkBufferPool:
 
     @property
     def usage_percent(self) -> int:
-        """Guaranteed or used bytes, if these are more, in percent of the total."""
+        """The guaranteed bytes or the used bytes, whichever are more, in percent of the total."""
         return 100 * max(self.required_bytes, self.used_bytes) // self.total_bytes
 
     # Called by the local pools.
 
     def add_used(self, size: int) -> None:
-        """Counts bytes that a local pool has taken, or returned if `size` is negative."""
+        """Counts `size` bytes that a local pool has taken or, if `size` is negative, returned."""
         self.used_bytes = used = self.used_bytes + size
         if (used >= self.total_bytes) is not self.is_full:
             self.is_full = not self.is_full
@@ -397,7 +408,7 @@ class NetworkBufferPool:
         self._redistribute()
 
     def _tell_pools(self) -> None:
-        """Updates all pools until `is_full` stays as it is."""
+        """Updates all local pools, repeatedly until `is_full` no longer changes."""
         self._is_telling = True
         while self._is_changed:
             self._is_changed = False

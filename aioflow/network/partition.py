@@ -1,9 +1,10 @@
-"""The output of one subtask: one subpartition per consumer, and one pool of memory for all.
+"""The output of one subtask for one edge: one subpartition per consumer, and one pool of memory for
+all of them.
 
-The pool limits the bytes and the number of the queued batches, and `availability` is the pool's
-own. It is unset when the pool is used up, and set when consumers have taken enough. It is advisory:
-the output of a record that is being processed is always accepted, as overdraft if need be. The task
-checks `availability` before the next input. Events take no memory. The design follows Flink's
+The pool limits the bytes and the number of the queued batches. `availability` is that of the pool:
+it is unset when the pool is used up, and set when consumers have taken enough. The task checks it
+before the next input. It is only advisory: the output of a record in progress is always accepted,
+as overdraft if necessary. Events take no memory. The design follows Flink's
 PipelinedResultPartition.
 """
 
@@ -20,7 +21,7 @@ __all__ = ["ResultPartition"]
 
 
 class ResultPartition:
-    """The output of one subtask: `subpartition_count` queues over one `pool`.
+    """The output of one subtask for one edge: `subpartition_count` queues that share one `pool`.
 
     The partition owns the pool: `release` destroys it.
     """
@@ -55,11 +56,11 @@ class ResultPartition:
         self.owner = owner
         self.pool = pool
         self.bytes_encoded = 0
-        """Number of encoded bytes of all batches for other processes."""
+        """Number of bytes of all batches that were encoded for other processes."""
         self.is_finished = False
         self.is_released = False
         self.on_resized: Callable[[], None] | None = None
-        """Called when the batch size of a subpartition has changed."""
+        """Callback for when the batch size of a subpartition has changed; None if there is none."""
         self.subpartitions = [
             PipelinedSubpartition(
                 i, pool, batch_records_max, self._on_processed, self._on_released, self._on_resized
@@ -77,25 +78,25 @@ class ResultPartition:
 
     @property
     def availability(self) -> Availability:
-        """Whether there is room for one more batch within the budget."""
+        """Whether the pool has room for one more batch."""
         return self.pool.availability
 
     def add_event(
         self, index: int, event: Event, blocking: bool = False, priority: bool = False
     ) -> bool:
-        """Queues an event for consumer `index`: after all data, or with `priority` before all
-        data.
+        """Queues an event for consumer `index`: after all data or, with `priority`, before all
+        data. A `blocking` event stops the consumer until it resumes.
         """
         return self.subpartitions[index].add_event(event, blocking, priority)
 
     def broadcast_event(self, event: Event, blocking: bool = False, priority: bool = False) -> None:
-        """Calls `add_event` for every consumer; the event is shared."""
+        """Queues the same event for every consumer, as `add_event` does."""
         for subpartition in self.subpartitions:
             subpartition.add_event(event, blocking, priority)
 
     def flush(self) -> None:
-        """Makes appended records visible to consumers. While a consumer has other batches to read,
-        its open batch keeps growing.
+        """Makes appended records visible to consumers: at once or, if a consumer has other batches
+        to read, after these.
         """
         for subpartition in self.subpartitions:
             subpartition.flush()
@@ -117,10 +118,11 @@ class ResultPartition:
             subpartition.fail(error)
 
     def release(self) -> None:
-        """Drops everything and returns the pool. Idempotent; automatic once all consumers released.
+        """Drops all elements and destroys the pool. Idempotent. Called automatically once all
+        consumers have released their subpartitions.
 
-        A consumer that has not read to the end then gets ProducerFailed. So a producer that
-        finished does not release its partition.
+        A consumer that has not read to the end then gets ProducerFailed. So a producer must not
+        release its partition when it has finished.
         """
         if self.is_released:
             return
@@ -141,7 +143,7 @@ class ResultPartition:
 
     @property
     def queued_bytes(self) -> int:
-        """Number of bytes of batches that wait for consumers, or are on the way to them."""
+        """Number of bytes of the batches that wait for consumers, or are in transit to them."""
         return sum(subpartition.queued_bytes for subpartition in self.subpartitions)
 
     @property
@@ -153,9 +155,9 @@ class ResultPartition:
     def slice_records(self) -> int:
         """Number of output records that make about one batch per consumer.
 
-        A task that does more work per slice overfills the queues. The small initial batch size
-        counts only while a batch waits. Otherwise it would slow down a task that writes little
-        here, or has fast consumers.
+        A task that makes more output per slice would overfill the queues. The small initial batch
+        size is used only while a batch waits. Otherwise it would slow down a task that writes
+        little to this partition, or has fast consumers.
         """
         if self._is_awaited:
             return sum(

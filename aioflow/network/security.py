@@ -1,14 +1,15 @@
-"""Protects the connections between the processes of a cluster: by TLS, or not at all on request.
+"""Protects the connections between the processes of a cluster by TLS, unless the user allows plain
+text.
 
 `SecuredHost` is the host of such a process. The listeners and connections of the data plane and of
 RPC read `security_of(host)`. Connections of sources and sinks are not affected. Invariants:
 
 * both sides show a certificate signed by the cluster's authority (`CERT_REQUIRED`), over TLS 1.3.
-  Names are not compared: the authority vouches for the peer, and the handshake with the secret
-  still follows inside;
-* no process listens in plain text off loopback unless `allow_plaintext` is set. The handshake and a
-  MAC over each frame then keep out peers without the secret. But an eavesdropper reads every
-  record.
+  Host names are not compared, because the authority vouches for the peer, and the handshake with
+  the secret follows inside of the TLS connection;
+* no process listens in plain text on another interface than loopback unless `allow_plaintext` is
+  set. The handshake and a MAC over each frame then keep out peers without the secret. But an
+  eavesdropper reads every record.
 
 The secret is in a file that only its owner can read.
 """
@@ -52,13 +53,13 @@ logger = logging.getLogger(__name__)
 
 
 class _Listening(ssl.SSLContext):
-    """The context of a listener, which logs refused handshakes. asyncio reports them nowhere."""
+    """The TLS context of a listener. It logs refused handshakes, which asyncio does not report."""
 
     refusals: Refusals
 
 
 class _Accepted(ssl.SSLObject):
-    """The listener's side of one connection."""
+    """The listener's side of one TLS connection."""
 
     context: _Listening
 
@@ -74,7 +75,7 @@ class _Accepted(ssl.SSLObject):
 
 @dataclass(frozen=True, slots=True)
 class TlsContexts:
-    """TLS contexts of one identity, for connecting and for listening."""
+    """The two TLS contexts of a process, for connecting (`client`) and for listening."""
 
     client: ssl.SSLContext
     server: ssl.SSLContext
@@ -95,7 +96,7 @@ class TlsFiles:
         """Returns the three files, or None if none is given.
 
         `names` are the names of the three settings, for the error message. Raises NotAuthenticated
-        if only some of them are given.
+        if only one or two files are given.
         """
         given = (certificate, key, authority)
         missing = [name for name, value in zip(names, given, strict=True) if not value]
@@ -109,7 +110,9 @@ class TlsFiles:
         )
 
     def load(self) -> TlsContexts:
-        """Reads the files. Raises NotAuthenticated, naming the file that is wrong."""
+        """Reads the files and returns the TLS contexts. Raises NotAuthenticated, which names the
+        file that is wrong.
+        """
         listening = _Listening(ssl.PROTOCOL_TLS_SERVER)
         listening.sslobject_class = _Accepted
         listening.refusals = Refusals(logger, "the listener on TLS")
@@ -141,13 +144,13 @@ class Security:
 
     tls: TlsContexts | None = None
     allow_plaintext: bool = False
-    """Whether to listen off loopback without TLS."""
+    """Whether processes may listen on other interfaces than loopback without TLS."""
 
     @staticmethod
     def of(files: TlsFiles | None, *, allow_plaintext: bool) -> Security:
         """Returns the protection that the user's settings describe, and reads the files.
 
-        Raises NotAuthenticated, naming the file that is wrong.
+        `files` is None without TLS. Raises NotAuthenticated, which names the file that is wrong.
         """
         return Security(
             tls=None if files is None else files.load(), allow_plaintext=allow_plaintext
@@ -155,7 +158,7 @@ class Security:
 
 
 class SecuredHost:
-    """A Host that adds the protection of cluster connections to `host`."""
+    """Wraps `host`, and adds the `Security` of connections within the cluster."""
 
     __slots__ = ("_host", "security")
 
@@ -213,7 +216,7 @@ def security_of(host: Host) -> Security:
 def check_listen(host: Host, address: str) -> None:
     """Raises NotAuthenticated if other machines could read connections to `address` in plain text.
 
-    This is allowed only with `allow_plaintext`.
+    Does not raise it if the user has set `allow_plaintext`.
     """
     security = security_of(host)
     if security.tls is None and not security.allow_plaintext and not is_loopback(address):
@@ -225,7 +228,7 @@ def check_listen(host: Host, address: str) -> None:
 
 
 def is_loopback(address: object) -> bool:
-    """Whether a socket address or host name is on this machine."""
+    """Returns whether a socket address or host name belongs to the loopback interface."""
     host = address[0] if isinstance(address, tuple) else address
     return isinstance(host, str) and (host in ("localhost", "::1") or host.startswith("127."))
 
@@ -245,8 +248,9 @@ FILE_MODE = 0o600
 def read_secret(path: str, named: str = "by secret=Path(...)") -> bytes:
     """Reads the secret in a file.
 
-    `named` says how the user names the file, for error messages. Raises NotAuthenticated if there
-    is no secret, other users can access the file, or the secret is too short.
+    `named` is text for error messages that says how the user has passed the file. Raises
+    NotAuthenticated if the file has no secret, if other users can access the file, or if the secret
+    is too short.
     """
     try:
         # A plain open of a pipe would block until a writer opens it.
@@ -288,7 +292,7 @@ def read_secret(path: str, named: str = "by secret=Path(...)") -> bytes:
 def given_secret(secret: bytes | str | os.PathLike[str]) -> bytes:
     """Returns a secret that was passed as an argument, directly or as the path of its file.
 
-    Raises NotAuthenticated if there is no secret, or it is too short.
+    Raises NotAuthenticated if there is no secret, or if the secret is too short.
     """
     if isinstance(secret, os.PathLike):
         return read_secret(os.fspath(secret))
@@ -308,7 +312,9 @@ def given_secret(secret: bytes | str | os.PathLike[str]) -> bytes:
 
 
 def create_secret(path: str, secret: bytes) -> bytes:
-    """Writes `secret` to the file at `path` unless it exists. Returns the secret in the file."""
+    """Writes `secret` to the file at `path`, unless the file exists. Returns the secret that the
+    file contains.
+    """
     os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)

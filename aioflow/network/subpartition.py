@@ -1,17 +1,18 @@
-"""The queue between one producing and one consuming subtask; read once, in order, by one reader.
+"""The queue between one producing and one consuming subtask. One reader reads it once, in order.
 
 The queue contains sealed batches, which occupy bytes of the partition's pool, and events, which
-occupy none. A batch for another process occupies its bytes until its consumer has taken it over.
-The open batch (`builder`) is not in the queue. It is sealed when it is full, after `flush`, and
-before any event, so that no event overtakes earlier records. `flush` seals at once if the reader
-has nothing else to read. Otherwise the batch is sealed once the reader has taken all queued
-batches, including batches in transit. Until then the open batch grows. So a slow reader gets large
-batches, a waiting reader gets each record at once, and users need not choose between the two.
+occupy none. A batch for another process occupies bytes until its consumer has taken it over. The
+open batch (`builder`) is not in the queue. It is sealed when it is full, after `flush`, and before
+an event is queued, so that the event does not overtake earlier records. `flush` seals at once if
+the reader has nothing else to read. Otherwise the batch is sealed once the reader has taken all
+queued batches, including batches in transit. Until then the open batch grows. So a slow reader gets
+large batches, a waiting reader gets each record at once, and users need not choose between the two.
 
-Invariants: the reader is notified only when the queue becomes non-empty (or unblocked, failed,
-released). There is no further notification until the reader has drained the queue. After a blocking
-event no element comes out until `resume_consumption`. The bytes of a batch are returned to the pool
-exactly once. Events have no meaning here. The design follows Flink's PipelinedSubpartition.
+Invariants: the reader is notified only when the queue becomes non-empty, is unblocked, fails or is
+released. There is no further notification until the reader has emptied the queue. After a blocking
+event `poll` returns no element until `resume_consumption`. The bytes of a batch are returned to the
+pool exactly once. This module does not interpret events. The design follows Flink's
+PipelinedSubpartition.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ A named tuple would cost more time.
 
 PLAIN_EVENT = 0
 BLOCKING_EVENT = -1
-"""An event in the queue has one of these two numbers instead of a size."""
+"""Entries of the queue are (element, size). An event has `PLAIN_EVENT` or `BLOCKING_EVENT` as its
+size.
+"""
 
 
 class BatchMemory(Protocol):
-    """The interface that a subpartition uses of the pool."""
+    """The methods that a subpartition uses of the pool of its partition."""
 
     batch_bytes_max: int
 
@@ -61,7 +64,9 @@ START_RECORDS = 16
 """Maximum number of records in the first batches of an exchange."""
 
 START_QUEUED = 6
-"""Extra sealed batches that must have been consumed before batches grow, if some still wait."""
+"""Number of additional batches that must be sealed before batches grow, if batches still wait for
+the consumer.
+"""
 
 START_GROWTH = 4
 
@@ -122,19 +127,21 @@ class PipelinedSubpartition:
         """Maximum number of records in any batch of rows.
 
         `builder.batch_records_max` is the present maximum: the size that the consumer wants, or the
-        initial size.
+        small initial size.
         """
         self.column_records_max = batch_records_max * COLUMN_RECORDS_PER_ROW
         self._made_for = batch_records_max
         self._wanted = self.column_records_max
-        """Batch size that the consumer wants, before the producer's limits are applied."""
+        """Batch size in records that the consumer wants, before the producer's limits are
+        applied.
+        """
         self.column_records = self.column_records_max
-        """Present maximum of records in a batch of columns. `builder.batch_records_max` is the
-        maximum for rows.
+        """Present maximum number of records in a batch of columns. `builder.batch_records_max` is
+        the maximum for rows.
         """
         self._on_resized = on_resized
         self.is_starting = False
-        """Whether batches are still small because the consumer's cost per record is unknown."""
+        """Whether batches are still small because the consumer's speed is unknown."""
         self._grows_at = 0
         self.is_finished = False
         self.is_released = False
@@ -151,13 +158,15 @@ class PipelinedSubpartition:
         """Number of priority events at the head of the queue."""
         self._blocked = False
         self._flush_when_drained = False
-        """Whether `flush` was called while the reader had data: seal the open batch after these."""
+        """Whether `flush` was called while the reader had other data. The open batch is sealed once
+        the reader has taken that data.
+        """
         self._unread: deque[int] = deque()
-        """Sizes of the polled batches that the remote consumer has not taken over yet."""
+        """Sizes in bytes of the polled batches that the remote consumer has not taken over yet."""
         self._buffers = 1
-        """Number of frames that the last batch for a remote consumer took."""
+        """Number of frames in which the last batch for a remote consumer was sent."""
         self._record_bytes = 0
-        """Estimated size of a record; 0 while unknown."""
+        """Estimated size of a record in bytes; 0 while unknown."""
         self._acknowledges = False
         self._sequence_number = 0
         self._error: BaseException | None = None
@@ -168,7 +177,7 @@ class PipelinedSubpartition:
     # The producer's side.
 
     def add(self, batch: RecordBatch) -> bool:
-        """Queues a sealed batch, which belongs to the consumer from here on.
+        """Queues a sealed batch, which the producer must not change any more.
 
         Returns False, and takes no memory, after finish or release.
         """
@@ -210,7 +219,7 @@ class PipelinedSubpartition:
         return True
 
     def overtake(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event]:
-        """Sends `barrier` before all elements written so far, except earlier priority events.
+        """Queues `barrier` before all elements written so far, except earlier priority events.
 
         Returns the overtaken elements, oldest first: batches, events, and encoded batches that a
         remote reader could not send yet. Nothing is dropped: the elements are read as usual, behind
@@ -227,14 +236,14 @@ class PipelinedSubpartition:
         return overtaken
 
     def holds(self, checkpoint_id: int) -> bool:
-        """Whether the barrier of this checkpoint waits here to be read."""
+        """Returns whether the barrier of checkpoint `checkpoint_id` waits in the queue."""
         return self._place_of(checkpoint_id) is not None
 
     def hurry(self, barrier: CheckpointBarrier) -> list[RecordBatch | bytes | Event] | None:
-        """Does the same as `overtake`, for a barrier that is already in the queue. `barrier`
-        replaces it.
+        """Does the same as `overtake` for a barrier that is already in the queue, and replaces it
+        by `barrier`.
 
-        Returns the overtaken elements, or None if the barrier was read already.
+        Returns the overtaken elements, or None if the reader has read the barrier already.
         """
         place = self._place_of(barrier.checkpoint_id)
         if place is None:
@@ -250,15 +259,17 @@ class PipelinedSubpartition:
     def tell_passed(self, on_passed: Callable[[int], None] | None) -> None:
         """Sets a callback `on_passed(index)`; None removes it.
 
-        It is called when a blocking event was read, or all waiting elements were dropped.
+        The callback is called when the reader has read a blocking event, or when all waiting
+        elements were dropped.
         """
         self._on_passed = on_passed
 
     def flush(self) -> bool:
-        """Makes the records of the open batch visible, also a watermark without records.
+        """Makes the records of the open batch visible to the reader, or its watermark if it has no
+        records.
 
         Returns whether there was data. While the reader has other data to read, the batch stays
-        open: sealing it would only make it smaller.
+        open, because sealing it now would only make it smaller.
         """
         if not self._queue and not self._unread:
             return self.seal()
@@ -266,7 +277,8 @@ class PipelinedSubpartition:
         return self._flush_when_drained
 
     def seal(self) -> bool:
-        """Queues the open batch now. A watermark without records is queued as an event.
+        """Queues the open batch now. If the batch has only a watermark and no records, queues the
+        watermark as an event.
 
         Returns whether there was data.
         """
@@ -303,7 +315,7 @@ class PipelinedSubpartition:
     def release(self) -> None:
         """Drops queued elements and returns their memory. Either side may call it. Idempotent.
 
-        Memory of batches in transit returns with `taken_over`.
+        The memory of batches in transit is returned when `taken_over` is called.
         """
         if self.is_released:
             return
@@ -323,12 +335,12 @@ class PipelinedSubpartition:
         acknowledges: bool = False,
         unsent: Callable[[], list[bytes | Event]] | None = None,
     ) -> None:
-        """Registers the reader; calls back at once if there is data.
+        """Registers the reader. Calls `on_data_available` at once if there is data.
 
         Raises Closed for a second reader. The callback gets True for a priority event, which should
-        be read before other channels. A reader that `acknowledges` polls for a remote consumer, and
-        calls `taken_over` for each batch. `unsent` returns polled batches and events that it could
-        not send yet. A priority event overtakes those too.
+        be read before data of other channels. A reader that `acknowledges` polls for a remote
+        consumer, and calls `taken_over` for each batch. `unsent` returns the polled batches and
+        events that such a reader could not send yet, because a priority event overtakes these, too.
         """
         if self._notify is not None:
             raise Closed(
@@ -346,8 +358,8 @@ class PipelinedSubpartition:
             on_data_available(self._priority_events > 0)
 
     def poll(self) -> Polled | None:
-        """Returns the next element. Returns None if there is none, or the view is blocked or
-        released.
+        """Returns the next element, as a `Polled`. Returns None if there is none, or if the queue
+        is blocked or released.
 
         Never blocks. Raises ProducerFailed once the producer has failed.
         """
@@ -381,7 +393,9 @@ class PipelinedSubpartition:
         return element, self._backlog * self._buffers, bool(queue), number
 
     def encoded(self, batch: RecordBatch, size: int) -> None:
-        """Notes that the last polled batch takes `size` bytes on its way to another process."""
+        """Notes that the last polled batch has `size` bytes in its encoded form, for another
+        process.
+        """
         self._memory.resize(self._unread[-1], size)
         self._unread[-1] = size
         self._buffers = -(-size // PAYLOAD_BYTES_MAX)
@@ -390,7 +404,8 @@ class PipelinedSubpartition:
             self.fit(record_bytes)
 
     def taken_over(self) -> None:
-        """Notes that the remote consumer has taken the oldest batch that was polled for it.
+        """Notes that the remote consumer has taken over the oldest of the batches that were polled
+        for it.
 
         Only called by a reader that `acknowledges`.
         """
@@ -408,9 +423,9 @@ class PipelinedSubpartition:
                 self.seal()
 
     def start_small(self) -> None:
-        """Limits the first batches to a small size, until the speed of the consumer is known.
+        """Limits batches to a small size until the speed of the consumer is known.
 
-        Otherwise large first batches could delay the next barrier.
+        Otherwise the first batches could be so large that they delay the next barrier.
         """
         self.is_starting = True
         self._grows_at = 2
@@ -422,7 +437,7 @@ class PipelinedSubpartition:
     def grow(self) -> None:
         """Increases the size of batches if the consumer keeps up.
 
-        This ends once the consumer asks for a size, or batches have their full size.
+        Has no effect once the consumer has asked for a size, or batches have their full size.
         """
         # A consumer takes a batch when it has finished the previous one. So one taken batch does
         # not show that it keeps up.
@@ -444,7 +459,9 @@ class PipelinedSubpartition:
         self._limit(records)
 
     def fit(self, record_bytes: int) -> None:
-        """Limits batches to as many records of `record_bytes` as the memory has room for."""
+        """Limits the number of records in a batch so that records of `record_bytes` fit into the
+        memory.
+        """
         self._record_bytes = record_bytes
         fitting = max(1, self._memory.batch_bytes_max // record_bytes)
         rows, columns = (
@@ -465,15 +482,17 @@ class PipelinedSubpartition:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether batches or open records wait for the consumer, or are on the way to it."""
+        """Whether batches or records of the open batch wait for the consumer, or are in transit to
+        it.
+        """
         return not self.is_released and bool(self._backlog or self._unread or self.builder.values)
 
     @property
     def wanted_records(self) -> int:
-        """Batch size that the consumer has asked for, within the producer's limit.
+        """Batch size in records that the consumer has asked for, within the producer's limit.
 
-        Before the consumer has asked it is this limit, not the small initial size, which would slow
-        down a task that writes nothing here.
+        Before the consumer has asked, this is the producer's limit. The small initial size would
+        slow down a task that writes nothing to this subpartition.
         """
         return self.batch_records_max if self.is_starting else self.builder.batch_records_max
 
@@ -489,7 +508,9 @@ class PipelinedSubpartition:
 
     @property
     def backlog(self) -> int:
-        """Estimated number of buffers that the queued batches need; 0 while the view is blocked."""
+        """Estimated number of buffers that the queued batches need; 0 while the queue is
+        blocked.
+        """
         return 0 if self._blocked else self._backlog * self._buffers
 
     @property
@@ -499,7 +520,7 @@ class PipelinedSubpartition:
 
     @property
     def queued_bytes(self) -> int:
-        """Number of bytes of batches that wait here, or are on the way to a remote consumer."""
+        """Number of bytes of the batches that are queued, or in transit to a remote consumer."""
         return sum(size for _, size in self._queue if size > 0) + sum(self._unread)
 
     @property
@@ -518,7 +539,7 @@ class PipelinedSubpartition:
 
     @property
     def should_gather(self) -> bool:
-        """Whether the producer should fill the open batch before sealing it.
+        """Whether the producer should fill the open batch further before sealing it.
 
         This is the case while the remote reader has another batch to read, because sending a batch
         costs as much as processing hundreds of its records.
@@ -536,8 +557,8 @@ class PipelinedSubpartition:
         return None
 
     def _seal_quietly(self) -> None:
-        """Seals the open batch without a notification, because the reader is polling and sees the
-        new data itself.
+        """Seals the open batch without notifying the reader, which is polling and so finds the new
+        data itself.
         """
         notify, self._notify = self._notify, None
         self.seal()
