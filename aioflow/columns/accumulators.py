@@ -49,7 +49,7 @@ from aioflow.core.functions import WindowResult
 __all__ = ["KEYS_MAX", "WRITTEN_MAX", "Cells", "Merged", "RunningColumns", "SliceColumns"]
 
 WRITTEN_MAX = 16_384
-"""Number of keys that one step writes, which takes about 10 ms."""
+"""Maximum number of keys that one step writes. Such a step takes about 10 ms."""
 
 _LIMIT = 2**63
 
@@ -100,6 +100,7 @@ class Cells:
         held: Mapping[Any, Any] | None,
     ) -> Column:
         """Adds records one after the other, and returns the aggregate's result after each record.
+        The parameters are those of `fold`.
 
         Raises NotOnColumns before any change.
         """
@@ -206,7 +207,7 @@ class Cells:
         """Writes all changes into the table, in order of the keys' first occurrence.
 
         Yields the number of written keys after each part. No records may be added until the
-        iterator ends. The caller may abandon the iterator: the next call writes the remaining
+        iterator ends. The caller may abandon the iterator. The next call then writes the remaining
         changes.
         """
         dirty = self._dirty
@@ -310,8 +311,8 @@ def _joined(arrived: list[np.ndarray], written: int) -> tuple[list[np.ndarray], 
 
 
 KEYS_MAX = 1_000_000
-"""Number of keys above which the cells are written and emptied, because the table may be on disk
-and larger than memory.
+"""Number of keys above which the cells are written to the table and emptied. The table may be on
+disk and larger than memory.
 """
 
 
@@ -320,8 +321,9 @@ class RunningColumns:
     table.
 
     `table_of(keys)` returns the table for writing the keys, and `peek()` the table for reading.
-    `is_one_spelling(keys)` returns whether keys that equal these have the same type. If more than
-    `keys_max` keys are in memory, all are written and dropped.
+    `is_one_spelling(keys)` returns whether equal keys always have the same type, to judge by the
+    types of all keys so far. If more than `keys_max` keys are in memory, all are written and
+    dropped.
     """
 
     def __init__(
@@ -348,7 +350,7 @@ class RunningColumns:
         return len(self._encoder)
 
     def process(self, keys: Any, values: Any) -> ColumnBatch:
-        """Returns a pair (key, result so far) for each record.
+        """Adds the records. Returns a pair for each record: its key, and the key's result so far.
 
         Raises NotOnColumns before any change.
         """
@@ -386,8 +388,8 @@ class RunningColumns:
 
 
 KEYS_MIN = 100_000
-"""Minimum number of codes before all codes are discarded. The codes must also be more than four
-times as many as the keys in any slice.
+"""Number of codes above which all codes may be discarded. This happens if there are also more than
+four times as many codes as keys in any slice.
 """
 
 SLICE_KEYS = 64
@@ -428,7 +430,7 @@ class SliceColumns:
         """Discards the codes of all keys if many of the keys are no longer in any slice. It must be
         called before `prepare`.
 
-        Yields after each part, like `settle`.
+        Yields after each part of the work, like `settle`.
         """
         count = len(self._encoder)
         if count > KEYS_MIN and count > 4 * max(
@@ -477,7 +479,7 @@ class SliceColumns:
         self._cells[start] = cells
 
     def settle(self) -> Iterator[None]:
-        """Writes all changes into the table. Yields after each part.
+        """Writes all changes into the table. Yields after each part of the work.
 
         No records may be added until the iterator has ended.
         """
@@ -497,7 +499,8 @@ class SliceColumns:
                     written = 0
 
     def release(self, starts: Sequence[int]) -> Iterator[None]:
-        """Writes the slices at `starts` into the table, and forgets them. Yields after each part.
+        """Writes the slices that start at `starts` into the table, and forgets them. Yields after
+        each part of the work.
 
         It must be called before code for rows adds records to these slices.
         """
@@ -513,7 +516,7 @@ class SliceColumns:
 
     def results(self, starts: Sequence[int], begin: int, end: int) -> Iterator[ColumnBatch] | None:
         """Returns an iterator over the results of the window from `begin` to `end`, which consists
-        of the slices at `starts`.
+        of the slices that start at `starts`.
 
         Returns None if this object lacks keys that the table has for these slices, or if the slices
         cannot be merged on columns. No records may be added until the iterator has ended.

@@ -28,7 +28,7 @@ __all__ = [
 
 _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
 _CODED = frozenset((str, bytes))
-"""Types whose equal values are indistinguishable, so that one entry can stand for all of them."""
+"""Types whose equal values are indistinguishable. So one entry can represent all equal values."""
 
 _NONE = type(None)
 
@@ -235,8 +235,8 @@ class GrowingEntries(dict[Any, int]):
         return CodedColumn(np.fromiter(map(self.__getitem__, texts), np.int32, count), self.entries)
 
     def recoded(self, column: CodedColumn) -> CodedColumn:
-        """Returns `column` with codes into this list of entries. Each entry of `column` is looked
-        up once.
+        """Returns `column` with codes that are indices into this list of entries. Looks up each
+        entry of `column` once.
         """
         places = self.column(column.entries, len(column.entries))
         if not len(places):

@@ -86,7 +86,7 @@ class ColumnExpression:
         return found if isinstance(found, Column) else repeat(found._value, len(batch))
 
     def true(self, batch: ColumnBatch) -> np.ndarray:
-        """Returns a mask that is True where the expression is True, as `filter` needs it.
+        """Returns a mask for `filter`, which is True for rows in which the expression is True.
 
         Raises NotOnColumns.
         """
@@ -137,7 +137,8 @@ class ColumnExpression:
     def _logic(self, e: ex.Binary[Any], batch: ColumnBatch) -> Column:
         """Computes Kleene's `&` and `|`.
 
-        An error of the right side is ignored in rows where the left side decides the result.
+        An error of the right operand is ignored in rows in which the left operand decides the
+        result.
         """
         n = len(batch)
         decisive = e._operator == "|"
@@ -185,8 +186,8 @@ class ColumnExpression:
         default: ex.Expr[Any],
         batch: ColumnBatch,
     ) -> Column:
-        """Computes a `when` expression. Each value is computed only for the rows that take its
-        branch.
+        """Computes a `when` expression. Each value is computed only for the rows for which its
+        branch is chosen.
         """
         rest: np.ndarray | None = None  # All rows.
         parts: list[tuple[np.ndarray, Column]] = []
@@ -362,7 +363,7 @@ class TimesOf:
     def __call__(self, values: Any) -> NumberColumn | None:
         """Returns the timestamps of a batch, in milliseconds.
 
-        Returns None if they must be computed as rows, which also report invalid timestamps.
+        Returns None if they must be computed as rows. This also reports invalid timestamps.
         """
         if not isinstance(values, ColumnBatch):
             return None

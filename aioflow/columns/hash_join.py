@@ -331,7 +331,7 @@ def int_in_group(number: int, group: int) -> int:
 
 @cache
 def _four_bytes_before(checksum: int) -> int:
-    """Returns the value of the CRC register from which four zero bytes lead to `checksum`."""
+    """Returns the value of the CRC register that becomes `checksum` after four zero bytes."""
     register = checksum ^ _ONES
     for _ in range(4):
         index = _BY_TOP[register >> 24]
@@ -349,8 +349,8 @@ write.
 """
 
 KEYS_MIN = 100_000
-"""Minimum number of codes before all codes are discarded. The codes must also have doubled since
-the first slices were dropped after the last discard.
+"""Number of codes above which all codes may be discarded. This happens if their number has also
+doubled since slices were first dropped after the last discard.
 """
 
 CHUNKS_MAX = 64
@@ -366,7 +366,7 @@ CHUNKS_WRITTEN_MAX = 512
 """
 
 ROWS_MAX = 4_096
-"""Number of records that one step converts to rows."""
+"""Maximum number of records that one step converts to rows."""
 
 Namespace = tuple[int, int, int, int, int]
 """The side, the start of the slice, and the size, slide and offset of the windows, in ms."""

@@ -71,7 +71,7 @@ class Inputs:
     values: np.ndarray | None
     chosen: np.ndarray | None
     greatest: int = 0
-    """Largest magnitude of the values, if they are ints."""
+    """Largest absolute value of the values, if they are ints."""
 
 
 class Plan:

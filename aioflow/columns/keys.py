@@ -38,7 +38,7 @@ the channels alternate.
 _TEXT = frozenset((str, bytes))
 _PARTS = frozenset((int, str, bytes, NoneType))
 _NONE: tuple[list[Any], np.ndarray] = ([], np.empty(0, np.int64))
-"""Default for a list of entries that is not known yet."""
+"""Default value of `_known` for a list of entries that was not used yet."""
 
 
 def _is_plain(key: Any) -> bool:
@@ -74,8 +74,7 @@ class KeyEncoder:
     def encode_plain(self, keys: Any) -> np.ndarray | None:
         """Returns the codes of `keys` if all are ints, or all are texts and tuples, otherwise None.
 
-        The parts of a tuple are ints, texts and None. So keys that are equal also have the same
-        type.
+        The parts of the tuples must be ints, texts and None. So equal keys also have the same type.
         """
         if isinstance(keys, NumberColumn):
             return (
@@ -200,9 +199,9 @@ class KeyEncoder:
 
 
 def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
-    """Returns `which`, a subset of `codes`, in the order of first occurrence in `codes`.
+    """Returns the codes in `which`, in the order in which they first occur in `codes`.
 
-    All codes are below `size`.
+    `which` has distinct codes that occur in `codes`. All codes are below `size`.
     """
     if len(which) < 2:
         return which
@@ -216,8 +215,8 @@ def arrivals(codes: np.ndarray, which: np.ndarray, size: int) -> np.ndarray:
 class CompositeKeys:
     """Computes keys that are tuples of several expressions (the parts), as a coded column.
 
-    The code of a key is computed from the codes of its parts, where None is 0. So the tuple is made
-    only once for each distinct key.
+    The code of a key is computed from the codes of its parts, with the code 0 for None. So the
+    tuple is made only once for each distinct key.
     """
 
     def __init__(self, expression: Composite[Any]) -> None:

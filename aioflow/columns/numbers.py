@@ -226,7 +226,7 @@ def cast_number(a: Number, to: type) -> NumberColumn | None:
 def is_in(a: Number, members: tuple[Any, ...]) -> NumberColumn | None:
     """Returns whether each value equals one of `members`.
 
-    Returns None if a member is neither text nor one of Python's own numbers.
+    Returns None if a member is neither text nor a bool, int or float of Python.
     """
     found: list[Any] = []
     for member in members:
@@ -253,7 +253,7 @@ def is_in(a: Number, members: tuple[Any, ...]) -> NumberColumn | None:
 def time_part(name: str, a: Number, every_ms: int = 1) -> Column | None:
     """Returns one part of each time of a column, such as "hour" or "date".
 
-    The times are int milliseconds since 1970 in UTC. "truncate" rounds them down to a multiple of
+    The times are int milliseconds since 1970 in UTC. "truncate" rounds a time down to a multiple of
     `every_ms`. Returns None if the parts must be computed as rows.
     """
     if a.kind != "i":

@@ -1,6 +1,7 @@
 """Messages about the wrong use of an expression. They show the correct way to write it.
 
-The nodes raise them. The functions here get plain text, so that they need not import the nodes.
+The nodes raise errors with these messages. The functions here get plain text, so that they need not
+import the nodes.
 """
 
 from __future__ import annotations

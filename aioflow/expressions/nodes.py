@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 str_ = str
-"""The built-in `str`: inside `Expr` the name `str` is the namespace."""
+"""The built-in `str`. Inside `Expr` the name `str` is the namespace of text operations."""
 
 COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 LOGICAL = frozenset({"&", "|"})
@@ -554,7 +554,7 @@ class Then(Case[T]):
     """
 
     def when(self, condition: Any) -> When:
-        """Adds a branch, tried when no earlier condition was true."""
+        """Adds a branch, which is tried if no earlier condition was true."""
         return When(as_expression(condition), self._branches)
 
     def otherwise(self, value: Any) -> Expr[Any]:
@@ -573,7 +573,7 @@ class When(Part):
     _branches: tuple[tuple[Expr[Any], Expr[Any]], ...] = ()
 
     def then(self, value: Any) -> Then[Any]:
-        """Completes the branch with its value, which is plain or an expression."""
+        """Completes the branch with its value, a plain value or an expression."""
         return Then((*self._branches, (self._condition, as_expression(value))), Literal(None))
 
     def __repr__(self) -> str_:
@@ -623,7 +623,7 @@ class StrNamespace(_Namespace):
         return Call("str.len", self._operand)
 
     def contains(self, text: Any) -> Expr[Any]:
-        """Whether `text` occurs in the text. `text` is plain text, not a pattern."""
+        """Whether the value contains `text`, which is plain text and not a pattern."""
         return Call("str.contains", self._operand, (as_expression(text),))
 
     def starts_with(self, text: Any) -> Expr[Any]:
@@ -633,7 +633,7 @@ class StrNamespace(_Namespace):
         return Call("str.ends_with", self._operand, (as_expression(text),))
 
     def slice(self, start: int, length: int | None = None) -> Expr[Any]:
-        """Returns `length` code points from `start` on, or all of them if `length` is None.
+        """Returns `length` code points from `start` on. None means up to the end of the text.
 
         A negative `start` counts from the end.
         """
@@ -734,7 +734,7 @@ def is_expression(x: object) -> TypeGuard[Expr[Any]]:
 
 
 def as_expression(value: Any) -> Expr[Any]:
-    """Returns `value` itself if it is an expression, else a constant."""
+    """Returns `value` itself if it is an expression, else a constant expression."""
     if isinstance(value, Expr):
         return value
     if isinstance(value, Part):
@@ -747,8 +747,8 @@ def as_expression(value: Any) -> Expr[Any]:
 
 
 def _warn_of_none(e: Expr[Any], operator: str) -> None:
-    """Logs a warning about a literal None. This is not an error, because None may be the value of a
-    variable.
+    """Logs a warning about a comparison with None by `operator`. This is not an error, because None
+    may be the value of a variable.
     """
     logger.warning(hints.always_none(_shown(e), operator))
 

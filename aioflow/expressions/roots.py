@@ -15,8 +15,8 @@ __all__ = ["col", "left", "lit", "right", "when"]
 class _Columns(Part):
     """The type of `col`.
 
-    Fields are written `col.price`, `col("any name")`, `col["user"]["id"]`, and `col[0]` for
-    elements that are tuples.
+    A field is written `col.price` or `col("any name")`, a nested field `col["user"]["id"]`, and an
+    item of a tuple `col[0]`.
     """
 
     __slots__ = ()

@@ -58,10 +58,10 @@ ROW_ERRORS = (TypeError, AttributeError, LookupError)
 """Errors that generated code raises for a row of the wrong kind, or for a row without the field."""
 
 CONTAINERS = frozenset({dict, list, tuple, str})
-"""Types of plain values, which have no fields to read by attribute."""
+"""Types of plain values. Their attributes are not fields of a row."""
 
 CLASSES_MAX = 64
-"""Maximum number of row classes whose kind a function remembers, so that it looks at each class
+"""Maximum number of row classes for which a function remembers the kind. So it examines each class
 only once.
 """
 
@@ -74,7 +74,7 @@ not fail but return a method, as `row.items` of a dict does.
 class RowFunction:
     """A function of one row, in one generated variant for each kind of row.
 
-    A loop over many rows calls the variant that `of` returns for the first one. A row of the other
+    A loop over many rows calls the variant that `of` returns for the first row. A row of the other
     kind raises an error inside the variant, which passes the row to the other variant. A pickle of
     the function contains only its expressions.
     """
@@ -117,8 +117,8 @@ class RowFunction:
         return dict(zip(self._names, self.expressions, strict=True))
 
     def of(self, row: Any) -> Callable[[Any], Any]:
-        """Returns the variant for rows like `row`. The variant gives correct results for all other
-        rows too.
+        """Returns the variant for rows of the kind of `row`. The variant also gives correct results
+        for all other rows.
         """
         return self._by_class.get(row.__class__) or self._learn(row)
 
@@ -167,8 +167,8 @@ class RowFunction:
 def compile_row(expression: ex.Expr[Any]) -> RowFunction:
     """Returns a function from a row to the value of `expression`.
 
-    The function raises MissingFieldError for a row without a field that is read. It does not catch
-    errors of operations (TypeError of `1 + "a"`).
+    The function raises MissingFieldError for a row that lacks a field which the expression reads.
+    It does not catch errors of operations (TypeError of `1 + "a"`).
     """
     return RowFunction((expression,))
 
@@ -241,8 +241,8 @@ def _map(one: RowFunction) -> Callable[[list[Any]], list[Any]]:
 
 
 def shadowed(*expressions: ex.Expr[Any]) -> bool:
-    """Returns whether reading a column by attribute could return a method of a row of the wrong
-    kind.
+    """Returns whether the expressions read a field with the name of a method of dict, list, tuple
+    or str. Reading it by attribute could return this method.
     """
     return any(name in _SHADOWED for name in column_names(*expressions))
 
@@ -287,9 +287,9 @@ _SIDES = ("left", "right")
 
 
 def explain(row: Any, kind: RowKind, error: Exception, expressions: tuple[Expr[Any], ...]) -> None:
-    """Raises MissingFieldError if `row` lacks a field of the expressions.
+    """Raises MissingFieldError if `row` lacks a field that the expressions read.
 
-    Otherwise adds a note about numbers and text to `error`.
+    Otherwise adds a note to `error` if a text was used as a number, or the reverse.
     """
     if isinstance(error, MissingFieldError):
         for expression in expressions:
@@ -346,7 +346,7 @@ def note_text(error: BaseException, row: Any, *expressions: Expr[Any]) -> None:
     """Adds a note to `error`, which `expressions` raised for `row`, if the cause is that a text is
     used as a number, or the reverse.
 
-    The note names the field. An expression that is only a field counts as one that needs a number.
+    The note names the field. An expression that is only a field is taken to need a number.
     """
     call = next(_no_texts(row, expressions), None)
     if call is not None:

@@ -164,8 +164,8 @@ class Emitter:
     def _strict(
         self, operands: tuple[ex.Expr[Any], ...], bound: _Bound, logical: bool = False
     ) -> tuple[list[str], tuple[str, ...], _Bound, _Bound]:
-        """Returns the sources of operands that must not be None, and their guards. Also returns the
-        variables that are bound if all guards pass, and the variables that are bound in any case.
+        """Returns the sources of `operands`, and the guards that test them for None. Also returns
+        the variables that are bound if all guards pass, and those that are bound in any case.
         """
         sources: list[str] = []
         guards: tuple[str, ...] = ()
@@ -230,8 +230,8 @@ class Emitter:
     def _logic(
         self, operator: str, left: ex.Expr[Any], right: ex.Expr[Any], bound: _Bound
     ) -> _Value:
-        """Returns the source of Kleene's `&` and `|`. The right side is computed only if the left
-        side does not decide the result.
+        """Returns the source of Kleene's `&` or `|`. The right operand is computed only if the left
+        operand does not decide the result.
         """
         a, b = self._visit(left, bound), None
         b = self._visit(right, a.after)
@@ -413,9 +413,9 @@ def _balanced(operator: str, e: ex.Expr[Any]) -> tuple[ex.Expr[Any], ex.Expr[Any
 
 
 def _members(values: tuple[Any, ...]) -> frozenset[Any] | tuple[Any, ...]:
-    """Returns the values for the operator `in`.
+    """Returns the members of `is_in` for Python's operator `in`.
 
-    None and NaN are left out: they are equal to no value, but `in` would find the identical object.
+    None and NaN are left out. They are equal to no value, but `in` would find the identical object.
     """
     kept = tuple(v for v in values if v is not None and not (isinstance(v, float) and v != v))
     try:

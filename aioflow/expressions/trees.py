@@ -52,8 +52,8 @@ class Operation:
     the function that handles rare cases.
     """
     arrays: Callable[..., Any] | None = None
-    """The same computation on a `columns.numbers.Number` for each operand. Its result is a column,
-    or None if arrays could give other results than `function`.
+    """Function for the same computation on arrays, which gets a `columns.numbers.Number` for each
+    operand. It returns a column, or None if arrays could give other results than `function`.
     """
     takes_none: bool = False
     gives_none: bool = False

@@ -113,7 +113,7 @@ def missing(name: str | int, row: Any) -> str:
 
 
 def describe_row(row: Any) -> str:
-    """Returns the type of `row` and its field names, never its values."""
+    """Returns a text with the type of `row` and its field names, but never its values."""
     names = field_names(row)
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     return (

@@ -102,7 +102,9 @@ def error_response(status: int, *messages: str) -> web.Response:
 
 
 Handler = Callable[[Any], Any | Awaitable[Any]]
-"""Function or coroutine function of a `Call` that returns a JSON value or an `Answer`."""
+"""The type of handlers: functions or coroutine functions that take a `Call`, and return a JSON
+value or an `Answer`.
+"""
 
 HandlerT = TypeVar("HandlerT", bound=Handler)
 

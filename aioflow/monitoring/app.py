@@ -218,7 +218,7 @@ def monitor_app(job_or_cluster: Any, **options: Unpack[MonitorArguments]) -> web
 
     The possible `options` are `token=`, `enable_control=`, `allowed_hosts=`, `open_reads=` and
     `show_data=`. Without options the endpoint is read-only, and answers only this machine. Raises
-    TypeError for other options, NotAuthenticated for options that would give access without a
+    TypeError for other options, and NotAuthenticated for options that would give access without a
     token.
     """
     return make_app(Monitor(monitored(job_or_cluster), parse_monitor_options(options)))
@@ -377,7 +377,9 @@ for _handler in (_index, _asset):
 
 
 def _file(name: str) -> web.StreamResponse:
-    """Answers with a file of the package, found by its name, never by a path."""
+    """Returns the answer with the dashboard's file `name`. The name is compared with those of the
+    existing files, and never used as a path.
+    """
     for entry in files("aioflow.monitoring").joinpath("dashboard").iterdir():
         content_type = ASSET_TYPES.get(entry.name[entry.name.rfind(".") :])
         if entry.name == name and content_type is not None and entry.is_file():
@@ -399,7 +401,7 @@ never end by themselves.
 CLOSE_S = 10.0
 
 PROBE_CONNECTIONS_MAX = 20
-"""Maximum number of connections of probes alone."""
+"""Maximum number of connections of an endpoint that serves only probes."""
 
 
 @asynccontextmanager

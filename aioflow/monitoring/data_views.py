@@ -1,6 +1,6 @@
 """Shows users' data: keyed state, and samples of the records on an edge.
 
-Access needs the token, unless `show_data` opens it to everybody.
+Access needs the token. With the option `show_data` every client that may read has access.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _repr.maxlevel = 6
 async def overview(call: Call) -> Any:
     """Answers GET /aioflow/jobs/:jobid/state.
 
-    Lists the operators with keyed state, their number of keys, and their size.
+    The answer lists the operators with keyed state, with the number of keys and the size of each.
     """
     view = call.job
     metrics = call.monitor.metrics(view)

@@ -100,7 +100,8 @@ class Stream:
 def snapshot(monitor: Monitor, view: JobView) -> dict[str, Any]:
     """Returns the state of the job for the dashboard.
 
-    It holds the states, all metrics of each subtask, and short records of checkpoints and failures.
+    The result has the states of the job and its subtasks, all metrics of each subtask, and short
+    records of checkpoints and failures.
     """
     now = monitor.host.clock.wall_ms()
     metrics = monitor.metrics(view).all()

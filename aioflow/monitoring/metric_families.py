@@ -4,8 +4,8 @@ A task names its metrics as Flink does. `family_of` returns the family and the l
 the page shows such a metric. Prometheus wants snake case, base units (seconds, bytes, ratios), and
 counters that end in `_total`. Metrics that `rate()` or another family replaces have no family.
 
-Metrics of the program (`ctx.metrics`) are `aioflow_user_NAME`. Only their values travel between
-processes, so their types follow from their names: see `_of_program`.
+Metrics that user code makes with `ctx.metrics` are named `aioflow_user_NAME`. Processes send each
+other only the values of these metrics, so their types follow from their names (see `_of_program`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _share(ms_per_second: float) -> float:
 
 
 def _known_value(value: float) -> float:
-    """Returns NaN for -1, which stands for an event that has not happened."""
+    """Returns `value`, or NaN for -1, which means that an event has not happened."""
     return math.nan if value == -1 else value
 
 
@@ -464,7 +464,7 @@ def _of_program(name: str, base: str, part: str, siblings: Collection[str]) -> P
     """Returns the `Place` of a metric that user code registered.
 
     A histogram or a meter is recognised by the metrics that belong to it, such as `NAME.count`. Any
-    other metric whose name ends in "total" or "count" is a counter. All the rest have the type
+    other metric whose name ends in "total" or "count" is a counter. All other metrics have the type
     "unknown".
     """
     text = "A metric of the program."

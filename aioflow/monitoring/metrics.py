@@ -63,7 +63,9 @@ class MetricIndex:
         kept.
         """
         self._plan: list[tuple[Subtask, list[str], list[int]]] = []
-        """For each subtask: the names of its metrics, and the indices of their values."""
+        """For each subtask: the names of its metrics, and the indices of their values in the last
+        reading.
+        """
         self.version = 0
         """Number that changes whenever the names of the metrics change."""
         self._split: dict[tuple[int, str], OperatorMetric] = {}
@@ -215,7 +217,7 @@ def job_metrics(view: JobView, now_ms: int) -> dict[str, float]:
 
 
 def shown_value(value: float) -> str:
-    """Returns the text of a value in REST answers."""
+    """Returns the text that REST answers show for a value."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     return str(value)

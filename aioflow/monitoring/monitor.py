@@ -53,7 +53,7 @@ __all__ = [
 
 RUNNING_MAX = 64
 KEPT_MAX = 300
-"""Maximum number of operations that are kept. The oldest finished ones are dropped first."""
+"""Maximum number of operations that are kept. The oldest finished operations are dropped first."""
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -65,7 +65,7 @@ class Operations:
         self._known: dict[tuple[str, str, str], asyncio.Task[Any]] = {}
 
     def find(self, job_id: str, kind: str, request_id: str) -> asyncio.Task[Any]:
-        """Returns the task of a requested operation. Raises NotFound."""
+        """Returns the asyncio task of a requested operation. Raises NotFound for an unknown one."""
         operation = self._known.get((job_id, kind, request_id))
         if operation is None:
             raise NotFound(f"there is no {kind} request {request_id[:40]!r} of job {job_id[:40]}")
@@ -156,7 +156,7 @@ class Call:
 
     @property
     def subtask(self) -> int:
-        """The index of the subtask that the path names. Raises BadRequest, NotFound."""
+        """The index of the subtask that the path names. Raises BadRequest or NotFound."""
         vertex, index = self.vertex, self.number("subtaskindex")
         if index >= vertex.parallelism:
             raise NotFound(
@@ -171,7 +171,7 @@ class Call:
         return self.query.get("taskmanager") or None
 
     def number(self, name: str) -> int:
-        """Returns the number that the path contains under `name`. Raises BadRequest."""
+        """Returns the number in the path parameter `name`. Raises BadRequest for other text."""
         text = self.params[name]
         if not (text.isascii() and text.isdecimal()) or len(text) > 18:
             raise BadRequest(f"{name} is {text[:40]!r}, expected a number")
@@ -240,7 +240,7 @@ class Monitor:
         self._pages: dict[Style, Exposition] = {}
         self.operations = Operations()
         self.process = ProcessInspector(watched.host)
-        """Inspector of this process."""
+        """Answers questions about this process, such as its threads."""
         self._metrics: dict[str, tuple[JobView, MetricIndex]] = {}
 
     def start(self) -> None:
@@ -260,7 +260,7 @@ class Monitor:
 
     @property
     def loop_name(self) -> str:
-        """The name of the library of the running event loop, for example asyncio."""
+        """The name of the library that implements the running event loop, for example asyncio."""
         return type(asyncio.get_running_loop()).__module__.partition(".")[0]
 
     def jobs(self) -> Sequence[JobView]:
@@ -365,8 +365,8 @@ If a job has more metrics, only the first ones have series.
 
 
 class SeriesBuffer:
-    """The series of one job. The names are `vertex.subtask.metric` for tasks, and `metric` for the
-    whole job.
+    """The series of one job, with the values of its metrics in the last ten minutes. A series is
+    named `vertex.subtask.metric` for a task, and `metric` for the whole job.
     """
 
     def __init__(self, points_max: int = POINTS_MAX, series_max: int = SERIES_MAX) -> None:
@@ -458,7 +458,7 @@ class Sampler:
         await asyncio.shield(self._next)
 
     def series(self, view: JobView) -> SeriesBuffer:
-        """Returns the series of one job; empty before its first reading."""
+        """Returns the series of one job. They are empty before the first reading of its metrics."""
         known = self._series.get(view.id)
         return known if known is not None else self._series.setdefault(view.id, SeriesBuffer())
 

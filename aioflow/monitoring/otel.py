@@ -146,7 +146,7 @@ async def flush(provider: Any) -> None:
 
 
 def _values(monitor: Monitor) -> Iterator[tuple[str, str, float, Attributes]]:
-    """Yields (scope, name, value, attributes) of every metric."""
+    """Yields the scope, the name, the value and the attributes of every metric."""
     now_ms = monitor.host.clock.wall_ms()
     yield from _all("flink.jobmanager", monitor.cluster_metrics(), {})
     for worker in monitor.workers():

@@ -69,7 +69,7 @@ class _Known:
     """Ids of checkpoints in the history whose spans have been made."""
     failures: int = 0
     open: list[FailureRecord] = field(default_factory=list)
-    """Failures whose spans are open, because not all tasks run again yet."""
+    """Failures whose spans have not ended, because not all tasks run again yet."""
     is_over: bool = False
 
 

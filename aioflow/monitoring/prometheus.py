@@ -75,9 +75,9 @@ class _Line:
 
     family: Family
     text: str
-    """Text before the value."""
+    """Text of the line before the value."""
     place: int
-    """Index of the value in a reading."""
+    """Index of the value in the list of all values."""
     times: int = -1
     """Index of a second value by which the value is multiplied; -1 if there is none."""
 
@@ -89,8 +89,8 @@ class Exposition:
         self._monitor = monitor
         self._style = style
         self._names: tuple[Any, ...] = ()
-        """Names of all metrics in the order of reading. While they stay the same, the page changes
-        only in its numbers.
+        """Names of all metrics in the order in which they are read. While they stay the same, only
+        the numbers of the page change.
         """
         self._parts: list[tuple[str, int, Callable[[float], float] | None, int]] = []
         """For each line of the page: the text before the value, including the end of the previous
@@ -226,7 +226,9 @@ UNITS = ("bytes", "ratio", "seconds")
 
 
 def _lines(metrics: Sequence[_Metric], *, is_open: bool) -> list[_Line]:
-    """Returns the lines under aioflow's own names."""
+    """Returns the lines of the metrics with aioflow's own names. `is_open` selects the OpenMetrics
+    format.
+    """
     owned: dict[tuple[Any, ...], dict[str, int]] = {}
     for place, metric in enumerate(metrics):
         owned.setdefault((metric.scope, metric.owner), {})[metric.name] = place
@@ -243,7 +245,7 @@ def _lines(metrics: Sequence[_Metric], *, is_open: bool) -> list[_Line]:
 
 
 def _flink_lines(metrics: Sequence[_Metric]) -> list[_Line]:
-    """Returns the lines under Flink's names and labels."""
+    """Returns the lines of the metrics with Flink's names and labels."""
     lines = []
     for number, metric in enumerate(metrics):
         name = f"{metric.flink_scope}_{_name(metric.name)}"

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 LONG_MAX = 2**63 - 1
-"""Number that Flink shows for an infinite interval, and for no limit."""
+"""Number by which Flink's REST format expresses an infinite interval, or that there is no limit."""
 
 
 @get("/jobs/{jobid}/checkpoints", "Checkpoints", "Checkpoints, newest first")
@@ -373,7 +373,9 @@ def requirements(call: Call) -> Any:
     body="Anything",
 )
 async def set_requirements(call: Call) -> Any:
-    """Answers PUT /jobs/:jobid/resource-requirements by a rescaling to the upper bounds."""
+    """Answers PUT /jobs/:jobid/resource-requirements. Rescales the job to the upper bounds that the
+    request has.
+    """
     view, wanted = call.job, {}
     for vertex_id, given in call.body.items():
         vertex = view.vertex(vertex_id)
@@ -493,7 +495,7 @@ def _directory(call: Call, *names: str) -> str | None:
 
 @route("POST", "/savepoint-disposal", "Empty", "Is refused", body="DisposalRequest")
 def savepoint_disposal(call: Call) -> Any:
-    """Refuses POST /savepoint-disposal: a request from the network never deletes anything."""
+    """Refuses POST /savepoint-disposal, because a request over the network may delete nothing."""
     raise Conflict("savepoints are not deleted here: remove the directory of the savepoint")
 
 
@@ -501,7 +503,7 @@ def savepoint_disposal(call: Call) -> Any:
 def client_heartbeat(call: Call) -> Any:
     """Answers PATCH /jobs/:jobid/clientHeartbeat, without effect.
 
-    Jobs here do not end with the client that watches them.
+    Jobs of aioflow do not end with the client that watches them.
     """
     _ = call.job
     return {}

@@ -100,7 +100,7 @@ def jobmanager_config(call: Call) -> Any:
 def jobmanager_environment(call: Call) -> Any:
     """Answers GET /jobmanager/environment, with the Python runtime as `jvm`.
 
-    Arguments of the process are not shown: they may hold secrets.
+    Arguments of the process are not shown, because they may contain secrets.
     """
     version = f"{platform.python_implementation()} {platform.python_version()}"
     return {
@@ -191,7 +191,7 @@ def _worker(call: Call, worker: WorkerView) -> dict[str, Any]:
 
 
 def _resource(cores: float, network_bytes: float) -> dict[str, Any]:
-    """Returns a resource profile. As in Flink, memory is in MiB here, and in bytes elsewhere."""
+    """Returns a resource profile. Its memory is in MiB, as in Flink; other answers have bytes."""
     return {
         "cpuCores": cores,
         "taskHeapMemory": 0,
@@ -203,8 +203,8 @@ def _resource(cores: float, network_bytes: float) -> dict[str, Any]:
 
 
 def _told(call: Call, worker: WorkerView) -> Mapping[str, float]:
-    """Returns the metrics of a process itself, without its tasks. For another process, these are
-    the last metrics that it sent.
+    """Returns the metrics of a worker's process, without metrics of its tasks. If it is another
+    process, returns the last metrics that it sent.
     """
     told = call.monitor.watched.worker_metrics(worker.id)
     return {**told, **call.monitor.process.metrics()} if worker.is_here else told
@@ -294,7 +294,7 @@ async def asyncio_view(call: Call) -> Any:
 
 
 def _operators(call: Call) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """Yields each operator of each subtask: the fields that identify it, and its metrics."""
+    """Yields for each operator of each subtask the fields that identify it, and its metrics."""
     for view in call.monitor.jobs():
         index = call.monitor.metrics(view)
         places = {

@@ -248,7 +248,7 @@ def vertex_body(call: Call, view: JobView, vertex: JobVertex, now: int) -> dict[
 def io_metrics(subtasks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Returns the input and output counts of a vertex, or of one of its subtasks.
 
-    Bytes are counted where records are encoded.
+    Bytes are counted when records are encoded.
     """
 
     def known(name: str) -> bool:

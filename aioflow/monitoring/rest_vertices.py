@@ -276,7 +276,7 @@ async def loop_graph(call: Call) -> Any:
 async def vertex_graph(call: Call) -> Any:
     """Answers GET .../vertices/:vertexid/flamegraph?type=full|on_cpu|off_cpu.
 
-    `off_cpu` shows where waiting tasks wait.
+    `off_cpu` shows the stacks of tasks that wait.
     """
     kind = call.query.get("type", "full").lower()
     if kind not in ("full", "on_cpu", "off_cpu"):

@@ -80,7 +80,7 @@ ERRORS = {
 
 
 def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
-    """Returns the document of `routes`, in OpenAPI 3.0, which most tools read."""
+    """Returns the OpenAPI document of `routes`. Its version is 3.0, which most tools can read."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)

@@ -639,5 +639,6 @@ BODIES: dict[str, Schema] = {
 }
 """JSON Schemas of the request bodies.
 
-An unknown field is refused: a misspelt `drian` would otherwise stop a job without draining it.
+An unknown field is refused. Otherwise the misspelt field `drian` would stop a job without draining
+it.
 """

@@ -127,8 +127,8 @@ parallelism of the flow, and a mapping of uids to the parallelism of single oper
 class JobView:
     """The view of one job.
 
-    `read_metrics()` returns all its metrics by dotted name. `worker_at(location)` returns the id of
-    the process at a location.
+    `read_metrics()` returns all metrics of the job by dotted name. `worker_at(location)` returns
+    the id of the process at a location.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class JobView:
 
     @property
     def changed_ms(self) -> int:
-        """Time of the last change of the job's state."""
+        """Time of the last change of the job's state, in ms since 1970."""
         return max(self.master.timestamps_ms.values(), default=-1)
 
     def duration_ms(self, now_ms: int) -> int:
@@ -271,7 +271,9 @@ class JobView:
     async def query_state(
         self, vertex: JobVertex, index: int, node_id: int, query: Callable[[Any], Any]
     ) -> Any:
-        """Returns the result of `query(keyed backend)` on one subtask. Raises JobNotRunning."""
+        """Returns the result of `query`, which gets the keyed state backend of one operator in one
+        subtask. Raises JobNotRunning.
+        """
         execution = self.master.executions.executions[vertex.id, index]
         if self._query_state is None or execution.state is not ExecutionState.RUNNING:
             raise JobNotRunning(
@@ -292,7 +294,7 @@ class Monitored(Protocol):
         """Returns running jobs and jobs that ended lately, oldest first."""
 
     def expected_jobs(self) -> Sequence[JobView]:
-        """Returns the jobs that should run now, for the readiness of the process."""
+        """Returns the jobs that should run now. The process is ready if they run."""
         return self.jobs()
 
     def workers(self) -> Sequence[WorkerView]: ...
@@ -307,11 +309,11 @@ class Monitored(Protocol):
         """Returns the configuration of the cluster, without secrets."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Returns metrics of the cluster that not every kind of cluster has."""
+        """Returns the metrics that only this kind of cluster has."""
         return {}
 
     async def ask_worker(self, worker_id: str, what: str, *args: Any) -> Any:
-        """Asks another process about itself (see `ProcessInspector.ask`).
+        """Asks another process about itself, and returns its answer (see `ProcessInspector.ask`).
 
         Raises Broken if the process is gone.
         """
@@ -463,7 +465,7 @@ class MonitoredCluster(Monitored):
         return [view for view in self.jobs() if not view.status.is_terminal]
 
     async def refresh(self) -> None:
-        """Does nothing: the JobManager has all data in this process."""
+        """Does nothing, because the JobManager in this process has all data."""
 
     def workers(self) -> Sequence[WorkerView]:
         running = [view for view in self.jobs() if not view.status.is_terminal]

@@ -18,7 +18,7 @@ CAUSES_MAX = 20
 """Maximum number of causes that are followed, because a chain of causes may be cyclic."""
 
 MESSAGE_CHARS_MAX = 2_000
-"""Maximum length of a message. Some messages of Spark hold a whole query plan."""
+"""Maximum length of a message in characters. Some messages of Spark contain a whole query plan."""
 
 _NO_MORE = ("Driver stacktrace", "JVM stacktrace", "== SQL", "Caused by:", "'")
 """Beginnings of the lines that may follow a message and are cut off: stack frames, the query, its
@@ -55,7 +55,7 @@ class SparkGone(SparkError, Broken):
 def translated(error: BaseException) -> BaseException:
     """Returns a short `SparkError` for an error that comes from Spark, otherwise `error` itself.
 
-    Call it in a thread, because it sends requests to the JVM.
+    It must be called in a thread, because it sends requests to the JVM and blocks.
     """
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
@@ -168,8 +168,8 @@ def _class(throwable: Any) -> str:
 
 
 def _condition(chain: list[Any]) -> str:
-    """Returns Spark's name of the error. It is taken from the text, because not every throwable has
-    a method for it.
+    """Returns Spark's name of the error. The name is taken from the text of the error, because not
+    every throwable has a method that returns it.
     """
     return next(
         filter(None, (_condition_in(str(one.getMessage() or "")) for one in reversed(chain))), ""

@@ -56,7 +56,7 @@ class Aggregate:
 
 
 class Distinct(AggregateFunction[Any, dict[Any, None], list[Any]]):
-    """Collects the distinct values of an expression that are not None, in order of arrival."""
+    """Collects the distinct values of an expression, except None, in order of arrival."""
 
     def __init__(self, fn: Expr[Any], where: Expr[Any] | None) -> None:
         self.fn, self.where = fn, where
@@ -83,7 +83,7 @@ class Distinct(AggregateFunction[Any, dict[Any, None], list[Any]]):
 
 
 class DecimalSum(af.Sum):
-    """Computes the sum of DECIMALs. Python's `+` would round it to 28 digits."""
+    """Computes the sum of DECIMALs. Python's `+` would round the sum to 28 digits."""
 
     name = "decimal_sum"
     has_column_form = False
@@ -230,7 +230,7 @@ def _tuple(*values: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of an aggregate while it is compiled: argument, FILTER, and further arguments."""
+    """The call of an aggregate that is being compiled: its argument, FILTER, and more arguments."""
 
     name: str
     of: Scalar
@@ -410,8 +410,8 @@ _AGGREGATES: dict[str, _Maker] = {
     "ARRAYAGG": ((), None, _array),
     "GROUPCONCAT": ((STRING,), None, _joined),
 }
-"""By the aggregate's name: the accepted types of the argument, the type of the result, and the
-function that compiles a call.
+"""Maps the name of an aggregate to the accepted types of the argument, the type of the result, and
+the function that compiles a call.
 """
 
 _ANONYMOUS = {"LISTAGG": "GROUPCONCAT", "EVERY": "LOGICALAND", "FIRST": "FIRSTVALUE"}

@@ -57,7 +57,7 @@ CLAUSES = {
     "locks": "FOR UPDATE is not supported; leave it out",
     "hint": HINTS,
 }
-"""Clauses that are refused for streams, with the text that says what to write instead."""
+"""Clauses that streams do not support, each with a text that says what to write instead."""
 
 
 LEGACY = {
@@ -277,5 +277,5 @@ async def _awaited(
     key: str,
     row: dict[str, Any],
 ) -> dict[str, Any]:
-    """Returns the row with the result of an async function as the field `key`."""
+    """Awaits an async function for a row. Returns the row with the result as the field `key`."""
     return {**row, key: await function(*(argument(row) for argument in arguments))}

@@ -47,7 +47,7 @@ class Scalar:
 
     @property
     def constant(self) -> Any:
-        """The value if this is a literal, else None."""
+        """The value of the expression if it is a literal, else None."""
         return self.expression._value if isinstance(self.expression, Literal) else None
 
 
@@ -64,7 +64,9 @@ def common_type(kinds: Sequence[SqlType]) -> SqlType | None:
 
 
 def widened(given: Scalar, kind: SqlType) -> Expr[Any]:
-    """Returns the number converted to `kind`, a type that is at least as wide."""
+    """Returns the expression of a number, converted to the numeric type `kind`. This type must be
+    at least as wide as the number's own type.
+    """
     if given.type == kind or given.type in (NULL, ANY) or kind not in (FLOAT, DECIMAL):
         return given.expression
     if given.constant is not None:
@@ -119,7 +121,7 @@ def cast(given: Scalar, to: SqlType, strict: bool, node: exp.Expr) -> Scalar:
 
 
 def folded(made: Scalar) -> Scalar:
-    """Returns `made`, replaced by its value if it is an operation on literals."""
+    """Returns `made`. If it is an operation on literals, returns a literal with its value."""
     children = made.expression._children
     if not children or not all(isinstance(child, Literal) for child in children):
         return made

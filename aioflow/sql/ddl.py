@@ -1,4 +1,4 @@
-"""Tables of CREATE TABLE: a connector of `aioflow.io`, as a source and as a sink of queries.
+"""Tables of CREATE TABLE. A table is a connector of `aioflow.io`, as source and as sink of queries.
 
 The options of a table are the arguments of the connector's function. They are read from its
 signature, so connectors and their options are listed once.
@@ -281,7 +281,7 @@ class _Declared:
 
 
 class CreatedTable:
-    """A table that a script has created. The first query that reads it adds its source."""
+    """A table that a script has created. The first query that reads it adds the source."""
 
     def __init__(
         self, node: CreateTable, compiler: Compiler, bind: Callable[..., exp.Expr]
@@ -292,7 +292,7 @@ class CreatedTable:
         self._bind = bind
         self._read: Relation | None = None
         self.place: exp.Expr = node.this
-        """The place of the last INSERT in the text."""
+        """Node of the last INSERT into the table, to which errors point. Initially CREATE TABLE."""
         options = _Options(node)
         given = options.take("connector")
         if given is None:
@@ -637,7 +637,7 @@ class CreatedTable:
 
     @property
     def upserts(self) -> bool:
-        """Whether a row that is written replaces an earlier row with the same PRIMARY KEY."""
+        """Whether INSERT replaces an earlier row with the same PRIMARY KEY."""
         takes_mode = "mode" in options_of(self.connector)
         return bool(self.key) and takes_mode and self._option("mode") in ("", "upsert")
 

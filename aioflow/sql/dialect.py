@@ -34,7 +34,7 @@ WINDOWS = {
     "CUMULATE": ("DATA", "TIMECOL", "STEP", "SIZE"),
     "SESSION": ("DATA", "TIMECOL", "GAP"),
 }
-"""The table functions of windows, with the names of their arguments in order."""
+"""Maps the name of a table function for windows to the names of its arguments, in order."""
 
 DURATIONS = ("SIZE", "SLIDE", "STEP", "GAP", "OFFSET")
 
@@ -150,10 +150,10 @@ class StreamingSql(Dialect):
             return found
 
         def _warn_unsupported(self) -> None:
-            """Logs nothing: the planner refuses the statement."""
+            """Logs nothing, because the planner later refuses the statement."""
 
         def _refuse(self, message: str, token: Any = None) -> NoReturn:
-            """Raises SqlError at a token, by default at the next one."""
+            """Raises SqlError with `message` at a token. None means the next token."""
             wrong = SqlError(message)
             token = token or self._curr
             if token.token_type == TokenType.SENTINEL:  # The end of the statement.
@@ -442,7 +442,9 @@ def _unreadable(text: str, error: ParseError) -> SqlError:
 
 
 def _hint(text: str, span: tuple[int, int] | None) -> str:
-    """Returns the addition to an error that says what to write at its place, or an empty text."""
+    """Returns an addition to the message of an error at `span`. It says what to write there, or is
+    an empty text.
+    """
     if span is None:
         return ""
     if unit := UNIT.search(text, max(0, span[0] - 10), span[1] + 10):

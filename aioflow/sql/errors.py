@@ -36,9 +36,9 @@ class SqlError(GraphError):
             span, node = span_of(node), node.parent
         self.message = message
         self.text = ""
-        """The whole query. `flow.sql` sets it."""
+        """The whole text of the query. `flow.sql` sets it."""
         self.span = span
-        """Offsets of the place in the text: its beginning and its end."""
+        """Offsets in the text at which the wrong part begins and ends. None if not known."""
 
     @property
     def line(self) -> int | None:

@@ -29,7 +29,7 @@ UNITS_MS = {
     "WEEK": 7 * v.DAY_MS,
 }  # fmt: skip
 CALENDAR = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
-"""Units of time that have a fixed number of months -> the number."""
+"""Maps units of time to their length in months."""
 
 PARTS: dict[str, Callable[[Expr[Any]], Expr[Any]]] = {
     "YEAR": lambda t: t.dt.year,
@@ -169,8 +169,8 @@ def _joined(*parts: Expr[Any]) -> Expr[Any]:
 
 
 def _log(*given: Expr[Any]) -> Expr[Any]:
-    """Returns the logarithm. One argument: to base 10, as in PostgreSQL. Two arguments: of the
-    second to the base of the first.
+    """Returns the expression of a logarithm. A single argument is the number, with base 10, as in
+    PostgreSQL. Two arguments are the base and the number.
     """
     base, of = given if len(given) == 2 else (Literal(10.0), given[0])
     bases = {10.0: math.log10, 2.0: math.log2}

@@ -249,13 +249,15 @@ class _Grouping:
     """Whether rows of the relation may be replaced or deleted."""
     keys: list[exp.Expr]
     start: exp.Expr | None
-    """Start of the window, if the query groups by it and the end alone is used as a key."""
+    """Start of the window, if the query groups by both bounds and only the end is used as a key.
+    Otherwise None.
+    """
     scalars: list[Scalar]
     """The compiled keys."""
     calls: list[exp.Expr]
     """The distinct calls of aggregates in the query."""
     computed: list[Aggregate]
-    """The compiled calls."""
+    """The compiled calls of aggregates."""
 
     @property
     def assigner(self) -> Any:

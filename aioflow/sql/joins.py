@@ -33,7 +33,7 @@ from aioflow.sql.windows import FieldWindows
 __all__ = ["Joins", "key_of", "reads_of_key", "require_event_time", "require_ttl", "together"]
 
 FRAME = "$start", "$end"
-"""Common names of the window fields of both sides of a join, used if their own names differ."""
+"""Names for the window fields of both sides of a join, used if the fields' own names differ."""
 
 
 @dataclass(slots=True)
@@ -384,7 +384,7 @@ def _turned(node: exp.Expr, left: Relation, right: Relation) -> Any:
 
 def _time_bound(node: Any, left: Relation, right: Relation) -> tuple[int | None, int | None] | None:
     """Returns the bounds in ms that a comparison sets for the time of the right record minus the
-    time of the left. Returns None if it does not compare times.
+    time of the left record. Returns None if the comparison does not compare times.
     """
     one, other = _time(node.this, left), _time(node.expression, right)
     if one is None or other is None:
@@ -431,8 +431,8 @@ def _times(relation: Relation, comparisons: Sequence[exp.Expr]) -> Mapping[str, 
 def _window_pairs(
     left: Windows | None, right: Windows | None, split: Condition
 ) -> list[tuple[exp.Expr, exp.Expr]]:
-    """Returns the equalities of the condition that compare the windows of both sides. The list is
-    empty if the windows are not joined.
+    """Returns the equalities of the condition that compare the bounds of both sides' windows. The
+    list is empty if the condition does not join the windows.
     """
     if left is None or right is None:
         return []
@@ -532,8 +532,8 @@ def _framed(relation: Relation, join: exp.Join) -> Relation:
 
 
 def _nullable(met: Relation, left: Relation, right: Relation, keeps: tuple[bool, bool]) -> Relation:
-    """Returns the relation `met`, in which the fields of a side are nullable if an outer join may
-    lack it.
+    """Returns the relation `met`. In it, the fields of a side are nullable if the outer join may
+    emit pairs without this side.
     """
     loose = (_keys(right) if keeps[0] else set()) | (_keys(left) if keeps[1] else set())
     return replace(

@@ -123,7 +123,7 @@ class First(KeyedProcessFunction[Any, Row, Row]):
     def open(self, ctx: RuntimeContext) -> None:
         self.done: ValueState[bool] = ctx.get_state(ValueStateDescriptor("done", ttl=self.ttl))
         self.best: ValueState[Any] = ctx.get_state(ValueStateDescriptor("best"))
-        """The earliest row so far and its time; empty once the row was emitted."""
+        """The earliest row so far, with its time. Empty once this row was emitted."""
 
     def process_element(self, value: Row, ctx: ProcessContext) -> Iterator[Row]:
         if self.done.value():

@@ -113,7 +113,9 @@ class View:
 
 
 class Planner:
-    """Plans the queries of one text. `tables` are relations, or the rows of a bounded table."""
+    """Plans the queries of one text. `tables` maps names to the relations of streams and of bounded
+    tables.
+    """
 
     def __init__(self, tables: Mapping[str, Relation], compiler: Compiler) -> None:
         self.given = tables
@@ -272,7 +274,7 @@ class Planner:
         return node.copy().transform(bound, copy=False)
 
     def _items(self, node: exp.Select, source: From) -> list[tuple[str, exp.Expr]]:
-        """Returns the columns of SELECT, bound, with their names."""
+        """Returns the names and the bound expressions of the columns of SELECT."""
         items: list[tuple[str, exp.Expr]] = []
         for number, one in enumerate(node.expressions):
             star = one if isinstance(one, exp.Star) else one.this
@@ -336,7 +338,7 @@ class Planner:
     def _group(
         self, node: exp.Select, items: list[tuple[str, exp.Expr]], scope: Scope
     ) -> list[exp.Expr] | None:
-        """Returns the bound expressions of GROUP BY, or None without one."""
+        """Returns the bound expressions of GROUP BY. Returns None if the query does not group."""
         group = node.args.get("group")
         if group is None:
             return None
@@ -654,9 +656,9 @@ class Planner:
         items: list[tuple[str, exp.Expr]],
         own: Sequence[Field],
     ) -> tuple[tuple[str, ...] | None, str]:
-        """Returns the keys of the columns that identify a row; None and the reason if the rows
-        change and no columns identify one. An aggregate without GROUP BY has one row, identified by
-        its constants.
+        """Returns the keys of the columns that identify a row, and "". Returns None and the reason
+        if the rows change and no columns identify a row. An aggregate without GROUP BY has one row,
+        which its constants identify.
         """
         identity = relation.identity
         missing = [

@@ -41,9 +41,9 @@ __all__ = [
 
 START, END, TIME = "window_start", "window_end", "window_time"
 CHANGE = "$change"
-"""Field of the rows of a changelog: 1 for an insertion, -1 for a deletion."""
+"""Key of a field that the rows of a changelog have: 1 for an insertion, -1 for a deletion."""
 PASSES = "$passes"
-"""Field of a record that replaces a row: whether the row still exists."""
+"""Key of a field that a record which replaces a row has: whether the row still exists."""
 WINDOW_FIELDS = tuple(Field(name, TIMESTAMP, False, name) for name in (START, END, TIME))
 """The fields that a table function of windows adds."""
 
@@ -196,7 +196,9 @@ class Relation:
         return self.times is None or key in self.times
 
     def is_latest(self, node: exp.Expr) -> bool:
-        """Returns whether `node` is GREATEST(...) of two fields, which is event time."""
+        """Returns whether `node` is GREATEST(a, b) of the event times of both sides of a join. This
+        is the event time of the pair.
+        """
         if not isinstance(node, exp.Greatest) or not self.latest:
             return False
         names = [one.name for one in (node.this, *node.expressions) if isinstance(one, exp.Column)]

@@ -95,8 +95,8 @@ def _name(name: str) -> exp.Identifier:
 
 
 def _without_qualify(node: exp.Select) -> exp.Select:
-    """Returns a query that has the condition of QUALIFY in WHERE. Its subquery computes the calls
-    of OVER.
+    """Returns a query that has the condition of QUALIFY in WHERE. The subquery in its FROM computes
+    the calls of OVER.
 
     The subquery also selects the columns of QUALIFY that SELECT leaves out.
     """

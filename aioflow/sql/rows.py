@@ -109,7 +109,9 @@ class CheckedRow:
 
 
 def row_of_event(row: CheckedRow, event: Any) -> dict[str, Any]:
-    """Returns the row of a server-sent event: its own fields, or the fields of its JSON data."""
+    """Returns the row of a server-sent event. The columns are fields of the event itself, or fields
+    of the event's JSON data.
+    """
     if {*row.attributes} <= {*event._fields}:
         return {name: getattr(event, name) for name in row.attributes}
     return row(event.data)

@@ -615,8 +615,8 @@ def arguments_of(node: exp.Expr) -> list[exp.Expr]:
 
 
 def _simple_like(x: Expr[Any], pattern: str) -> Expr[Any] | None:
-    """Returns a LIKE as an expression without a regular expression; None if its pattern needs
-    one.
+    """Returns an expression for a LIKE that uses no regular expression. Returns None if the pattern
+    needs a regular expression.
     """
     inner = pattern.strip("%")
     if "_" in inner or "%" in inner or "%%" in pattern or not inner:
@@ -637,8 +637,8 @@ def _unit(node: exp.Expr | None) -> str:
 
 
 def _months(node: exp.Expr) -> int | None:
-    """Returns the number of months of an INTERVAL literal in calendar units, None for other
-    nodes.
+    """Returns the number of months of an INTERVAL literal in calendar units. Returns None for all
+    other nodes.
     """
     if not isinstance(node, exp.Interval) or not isinstance(node.this, exp.Literal):
         return None

@@ -48,11 +48,11 @@ class Field:
     """A column of a relation."""
 
     name: str
-    """Name in the query."""
+    """Name of the column in the query."""
     type: SqlType
     nullable: bool
     key: str
-    """Name in the dict of a row."""
+    """Key of the column in the dict of a row."""
     read: Expr[Any] | None = None
     """Expression that reads the field from a record. None if the field is read by its key."""
 
@@ -86,7 +86,7 @@ class Merged:
     fields: tuple[Field, ...]
     """All columns that were merged."""
     values: tuple[Field, ...]
-    """The columns that can give the value: the first of them that is not NULL."""
+    """The columns from which the value is read. The value is the first one that is not NULL."""
 
 
 class Scope:
@@ -163,7 +163,9 @@ class Scope:
 
 
 def _alike(name: str, things: Iterable[Any], name_of: Any) -> list[Any]:
-    """Returns the items with this name. If there are none, ignores case."""
+    """Returns the items of `things` for which `name_of(item)` is `name`. If there are none, ignores
+    case.
+    """
     things = list(things)
     folded = name.casefold()
     return [thing for thing in things if name_of(thing) == name] or [

@@ -43,7 +43,7 @@ Result = sources.QueryStream | sources.UpdateStream | sources.ChangeStream
 P = ParamSpec("P")
 T = TypeVar("T")
 OfText = Callable[Concatenate[Any, str, P], T]
-"""A function whose first arguments are a flow and the text of a query."""
+"""The type of functions whose first arguments are a flow and the text of a query."""
 
 
 def _with_errors(call: str) -> Callable[[OfText[P, T]], OfText[P, T]]:
@@ -319,7 +319,7 @@ class Script(Planner):
         return sources.QueryStream(relation if relation.is_open else relation.as_rows())
 
     def _plan(self, statements: Sequence[exp.Expr]) -> str:
-        """Returns the plan of a flow with only these statements, as text."""
+        """Returns the plan of a flow that has only `statements`, as text."""
         flow = type(self.compiler.flow)(self.compiler.flow.name)
         compiler = Compiler(flow, self.compiler.functions, self.compiler.ttl, updates=True)
         plan = _Plan()

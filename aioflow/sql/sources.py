@@ -29,7 +29,7 @@ class Table(Relation):
     """A bounded table in which a join looks up rows."""
 
     stream: Any = None
-    """Always None: `streamed` makes a stream of the rows."""
+    """Always None, because only `streamed` makes a stream of the rows."""
     rows: tuple[Any, ...] = ()
 
     def streamed(self, flow: Any) -> Relation:

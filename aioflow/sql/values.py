@@ -25,9 +25,9 @@ from aioflow.expressions.values import epoch_ms
 __all__ = ["DAY_MS", "apply", "java_pattern", "json_path", "like_pattern", "parse_time"]
 
 EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
-"""The arithmetic of DECIMAL. Sums and products of numbers with 38 digits are exact."""
+"""Context for arithmetic of DECIMALs. Sums and products of numbers with 38 digits are exact."""
 QUOTIENTS = Context(prec=38, rounding=ROUND_HALF_UP)
-"""The division of DECIMALs."""
+"""Context for the division of DECIMALs."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_MS = 86_400_000
@@ -181,7 +181,7 @@ def mean(values: list[Any]) -> Any:
 
 
 def median(values: list[Any]) -> Any:
-    """Returns the median. For ints it is a float, as their mean is."""
+    """Returns the median. The median of ints is a float, like their mean."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return mean(ordered[half - 1 + len(ordered) % 2 : half + 1])
@@ -242,7 +242,9 @@ def _whole(function: Callable[[Any], int], x: Any) -> Any:
 
 
 def real(function: Callable[..., float], *given: Any) -> float | None:
-    """Returns `function` of the numbers: None outside its domain, infinity on overflow."""
+    """Returns the result of `function` for the numbers `given`. Returns None outside the function's
+    domain, and infinity on overflow.
+    """
     try:
         return function(*given)
     except (ValueError, ZeroDivisionError):
@@ -310,7 +312,9 @@ def matches(pattern: re.Pattern[str], text: str) -> bool:
 
 @functools.lru_cache(maxsize=512)
 def regex(pattern: str, flags: str = "") -> re.Pattern[str]:
-    """Returns the regular expression of a pattern and its flags. Raises ValueError, `re.error`."""
+    """Returns the compiled regular expression of a pattern. Raises ValueError for an unknown flag,
+    and `re.error` for an invalid pattern.
+    """
     if wrong := set(flags) - {*"gci"}:
         raise ValueError(f"unknown flag {min(wrong)!r}, expected i (any case), c (exact case) or g")
     return re.compile(pattern, re.IGNORECASE if "i" in flags else 0)
@@ -510,8 +514,9 @@ def time_of(value: Any) -> int:
 
 @_operation()
 def debezium_time(value: Any, column: str, is_date: bool) -> int:
-    """Returns the milliseconds since 1970 of a time in a Debezium message. Without a schema, a date
-    is a number of days, and the unit of other numbers is not known.
+    """Returns the milliseconds since 1970 of a time in a Debezium message. In a message without a
+    schema, a date is a number of days. Any other int raises ValueError, because its unit is not
+    known.
     """
     if type(value) is not int:
         ms: int = time_of(value)
@@ -574,7 +579,7 @@ def iso_week(ms: int) -> int:
 
 @_operation()
 def add_months(ms: int, months: int) -> int:
-    """Adds calendar months; the day is at most the last one of the month."""
+    """Adds calendar months to a time. If the new month lacks the day, its last day is taken."""
     day, rest = divmod(ms, DAY_MS)
     date = _moment(day)
     year, month = divmod(date.year * 12 + date.month - 1 + months, 12)
@@ -596,7 +601,7 @@ def months_between(start: int, end: int) -> int:
 
 @_operation()
 def truncate_to(ms: int, unit: str) -> int:
-    """Returns the beginning of the week, month, quarter or year."""
+    """Returns the beginning of the week, month, quarter or year that contains the time `ms`."""
     date = _moment(ms // DAY_MS)
     match unit:
         case "WEEK":
@@ -650,7 +655,9 @@ def scan_time(text: str, pattern: str) -> int:
 
 @_operation(gives_none=True)
 def element(value: Any, key: Any) -> Any:
-    """Returns an item of a map, or of an array by its position from 1; None if there is none."""
+    """Returns the item of a map with the key `key`, or of an array at the position `key`, counted
+    from 1. Returns None if there is no such item.
+    """
     if isinstance(value, Mapping):
         return value.get(key)
     index = key - 1 if key > 0 else len(value) + key if key else -1

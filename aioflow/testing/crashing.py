@@ -158,7 +158,7 @@ class _Compared:
             self._rows.parts[checkpoint_id, index] = rows
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Drops the rows."""
+        """Drops the rows of `committables`, which will not be committed."""
 
 
 class _Writer(BaseWriter[Any]):
@@ -173,7 +173,7 @@ class _Writer(BaseWriter[Any]):
             self._rows.see(row)
 
     async def flush(self) -> None:
-        """Does nothing: rows become visible only with their checkpoint."""
+        """Does nothing, because rows become visible only when their checkpoint completes."""
 
     async def prepare(self, checkpoint_id: int) -> list[Any]:
         rows, self._open = self._open, []
@@ -181,7 +181,7 @@ class _Writer(BaseWriter[Any]):
 
 
 class _PacedSource:
-    """A source that gives one element at a time, some virtual time apart."""
+    """A source that emits one element at a time, with `PACE_S` of virtual time between elements."""
 
     def __init__(self, source: Any) -> None:
         self._source = source

@@ -183,8 +183,8 @@ class _Link:
         self.proxy.lost(self)
 
     def break_after_writing(self) -> None:
-        """Closes the connection to the server after its last write, without a reset. So the bytes
-        before the break arrive, and the stream ends in the middle of a message.
+        """Closes the connection to the server after the last write, without a reset. So the server
+        gets the bytes before the break, and its stream ends in the middle of a message.
         """
         self.far.closes_after_writing = True
 

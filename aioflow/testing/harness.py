@@ -184,14 +184,15 @@ class OperatorHarness:
         self._catch_up().set_idle(self._channel(input), idle=True)
 
     def advance(self, ms: int) -> None:
-        """Lets `ms` milliseconds of processing time pass: timers due at or before the new time
-        fire, and sleeping coroutines continue.
+        """Lets `ms` milliseconds of processing time pass. Timers that are due at or before the new
+        time fire, and sleeping coroutines continue.
         """
         self._clock.advance(ms)
         self._catch_up()
 
     def finish(self) -> None:
-        """Ends the inputs: MAX watermark, end of input, `finish`, `close`.
+        """Ends the inputs. The operators get the MAX watermark, the end of input, `finish` and
+        `close`.
 
         Afterwards the harness takes no more input; its output can still be read.
         """
@@ -201,7 +202,7 @@ class OperatorHarness:
     def close(self) -> None:
         """Closes the functions.
 
-        Drops output that closing causes. Idempotent.
+        Drops output that closing causes. Closing again has no effect.
         """
         self._finalizer.detach()
         self._task.close()
@@ -227,23 +228,23 @@ class OperatorHarness:
         return taken if timestamps else [value for value, _ in taken]
 
     def side(self, tag: OutputTag[Any] | str) -> list[Any]:
-        """Returns the elements of a side output since the last call for it."""
+        """Returns the elements of a side output since the last call for this side output."""
         return [
             value
             for value, _ in self._task.side.pop(OutputTag(tag) if isinstance(tag, str) else tag, [])
         ]
 
     def late(self) -> list[Any]:
-        """Returns the elements that a window dropped as too late since the last call.
+        """Returns the elements that windows have dropped as too late since the last call.
 
-        Late elements of joins are only counted.
+        Late elements of joins are not returned, only counted in a metric.
         """
         tags = [LATE, *[operator.late_tag for operator in self._task.operators]]
         return [value for tag in dict.fromkeys(tags) if tag is not None for value in self.side(tag)]
 
     @property
     def current_watermark(self) -> int:
-        """The watermark that has left the last operator; MIN_WATERMARK before the first."""
+        """The last watermark that the last operator has emitted; MIN_WATERMARK if there is none."""
         return self._task.watermark
 
     @property

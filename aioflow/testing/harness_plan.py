@@ -180,8 +180,8 @@ def _make_fresh(make: Callable[[Any], Operator], function: Any) -> Operator:
 
 
 def _operator_of(target: Any, keyed: bool) -> tuple[Callable[[Any], Operator], int, bool]:
-    """Returns the factory of the operator of a function, its number of inputs, and whether every
-    input is keyed.
+    """Returns the factory of an operator that runs the function `target`, the operator's number of
+    inputs, and whether every input is keyed.
     """
     kind = target if isinstance(target, type) else type(target)
     waits = is_async_process(target)

@@ -200,13 +200,13 @@ class HarnessTask:
         return results[0].result()
 
     def snapshot(self) -> list[OperatorStateSnapshot]:
-        """Returns the state of each operator, head first."""
+        """Returns the state of each operator, that of the chain's first operator first."""
         return self.call(self._snapshot, "take a snapshot")
 
     def finish(self) -> None:
-        """Ends all inputs: MAX watermark, end of input, `finish` of each operator.
+        """Ends all inputs. The operators get the MAX watermark, the end of input, and `finish`.
 
-        Lets time pass until all pending results are there.
+        Lets time pass until all pending results have been emitted.
         """
         self._check()
         self.loop.call_soon(self._begin_end)
@@ -253,7 +253,9 @@ class HarnessTask:
     # On the loop.
 
     async def _run(self) -> None:
-        """Runs the task from open to close. Errors are kept for the next caller."""
+        """Runs the task from open to close. An error is kept, and the harness's next call raises
+        it.
+        """
         enter_scope(self._scope)
         try:
             async with self.group:

@@ -39,8 +39,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 CALLBACKS_MAX = 1_000_000
-"""Maximum number of callbacks of one `run_to`. More mean that something spins without waiting for
-time or input.
+"""Maximum number of callbacks in one call of `run_to`. If there are more, code runs in a loop
+without waiting for time or input.
 """
 
 TOLERANCE_S = 1e-6
@@ -50,8 +50,8 @@ resolution of 0.2 us. An error of this size does not show in milliseconds.
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop in virtual time, which begins at `now_s` seconds. It has no sockets; blocking
-    calls run inline.
+    """An event loop in virtual time, which begins at `now_s` seconds. It has no sockets. Blocking
+    calls run in the loop's thread.
     """
 
     _ready: deque[asyncio.Handle]  # asyncio's own queue, which `call_soon` appends to.

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Bridge(ABC):
-    """The part of `SparkBridge` that sources and sinks use. `SparkBridge` documents it."""
+    """The part of `SparkBridge` that sources and sinks use. `SparkBridge` documents the methods."""
 
     @property
     @abstractmethod
@@ -118,8 +118,8 @@ class Call:
 class CallThreads:
     """A pool of threads that run calls.
 
-    `run(call)` executes a call in its thread. It also makes the preparations for the call, and
-    handles its error.
+    The function `run(call)` executes a call in its thread. It also prepares the thread for the
+    call, and handles the call's error.
     """
 
     def __init__(self, host: Host, capacity: int, run: Callable[[Call], Any], name: str) -> None:

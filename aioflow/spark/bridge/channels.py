@@ -1,9 +1,9 @@
 """The service's side of the channels to Spark: a listener for the tasks of Spark jobs.
 
-A task proves that it knows the secret, names a stream and a partition, and is passed to that
-stream, which interprets its frames. Bodies are received straight into the memory that Arrow will
-read: nothing is copied on the loop. A connection that sends an unexpected frame, or names no known
-stream, is closed.
+A task proves that it knows the secret, and names a stream and a partition. The listener then passes
+the task's frames to this stream. Bodies of frames are received straight into the memory that Arrow
+will read, so nothing is copied on the loop. A connection is closed if the task sends an unexpected
+frame or names an unknown stream.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ChannelStream(Protocol):
         """Handles a newly connected task, which waits for a START frame."""
 
     def on_frame(self, channel: Channel, kind: FrameKind, body: bytearray) -> None:
-        """Handles a frame; the stream may keep the body. A ProtocolError raised here ends the
-        channel.
+        """Handles a frame. The stream may keep the body. If it raises a ProtocolError, the channel
+        is closed.
         """
 
     def on_writable(self, channel: Channel) -> None: ...
@@ -60,7 +60,7 @@ class ChannelStream(Protocol):
 
 
 class ChannelListener:
-    """A listener for the tasks of Spark jobs, at the address `reach`, until it is closed.
+    """Listens for connections of the tasks of Spark jobs, at the address `reach`.
 
     `add` gives a stream the name by which tasks find it.
     """
@@ -202,7 +202,7 @@ class Channel(asyncio.BufferedProtocol):
             self.abort(error)
 
     def eof_received(self) -> None:
-        """Returns None, so that the transport closes itself."""
+        """Does nothing. The transport then closes itself."""
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -230,8 +230,8 @@ class Channel(asyncio.BufferedProtocol):
     # Called by the stream.
 
     def send(self, kind: FrameKind, *parts: bytes | memoryview) -> None:
-        """Sends a frame. If the connection is gone the frame is dropped, and `on_lost` reports the
-        end.
+        """Sends a frame. Drops the frame if the connection is lost, which `on_lost` reports to the
+        stream.
         """
         transport = self._transport
         assert self._writes is not None, "a stream has the channel after the handshake"

@@ -1,11 +1,11 @@
 """A session of Spark Connect: Spark runs in a server, and this process is only its client.
 
-The bridge uses it like a session in a Java process of its own, with the same calls and channels.
-There are no RDDs and no Java objects. So a DataFrame is read in one partition, a sink into a
-directory makes a subdirectory for each batch, and flows run in this process and not in Spark's
-executors.
+The bridge uses such a session like a session in a Java process of its own, with the same calls and
+channels. There are no RDDs and no Java objects. So a DataFrame is read in one partition, a sink
+into a directory makes a subdirectory for each batch, and flows run in this process and not in
+Spark's executors.
 
-aioflow is shipped to the server with the session, so its Python needs only the dependencies.
+The session uploads aioflow to the server, so the server's Python needs only aioflow's dependencies.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["ConnectSession", "address_toward", "is_connect", "server_of", "shown
 PORT = 15002
 
 CANCEL_AGAIN_S = 0.2
-"""Time between two attempts to interrupt the operations of a call. An attempt interrupts only the
-operations that are running then.
+"""Time in seconds between two attempts to interrupt the operations of a call. An attempt interrupts
+only the operations that are running at this time.
 """
 
 RETRIES_MAX = 5
-"""Number of attempts to reach a server that does not answer, which take about twenty seconds.
-PySpark's default would take ten minutes.
+"""Number of attempts to reach a server that does not answer. They take about twenty seconds. With
+PySpark's default number they would take ten minutes.
 """
 
 _URL = re.compile(r"sc://(?P<host>[^:/;]+)(?::(?P<port>\d+))?(?:/(?:;.*)?)?")
@@ -67,7 +67,7 @@ def shown_url(url: str) -> str:
 
 
 def address_toward(url: str) -> str:
-    """Returns the address of this machine from which it reaches the server. Sends nothing."""
+    """Returns the address from which this machine reaches the server at `url`. Sends nothing."""
     server = server_of(url)
     if server is not None:
         with contextlib.suppress(OSError):

@@ -132,10 +132,10 @@ def spark(
     and reading continues after the rows that were read. Each row is read exactly once if the query
     gives the same rows in the same order, which is checked.
 
-    With `checkpoint`, a local directory that outlives the process, `what` is a streaming query.
-    Spark keeps its offsets there, and its batches until a checkpoint of the flow covers them.
-    `trigger` is the time between two looks for more data (by default "1s"); "once" reads the data
-    that exists and ends.
+    With `checkpoint`, a local directory that outlives the process, `what` is a streaming query. The
+    directory keeps Spark's offsets, and Spark's batches until a checkpoint of the flow covers them.
+    `trigger` is the time after which Spark looks for more data (by default "1s"); "once" reads the
+    data that exists and ends.
 
     `into` is a directory that gets part files of `format` ("parquet") with the `options` of Spark's
     writer, exactly once with checkpoints. Or it is a function `fn(frame, batch_id)`, called in a

@@ -56,8 +56,8 @@ CONNECT_TIMEOUT_S = 30.0
 """Maximum time for the connection and the handshake, in seconds."""
 
 PIECE_BYTES = 32 << 20
-"""Size in bytes above which a batch is sent in pieces, because the service holds several batches of
-each partition.
+"""Size in bytes above which a batch is sent in pieces. The service holds several batches of each
+partition in memory.
 """
 
 RESULT_SCHEMA = "partition int, attempt bigint, rows bigint"
@@ -114,9 +114,9 @@ class TaskChannel:
         self._socket.close()
 
     def push(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Sends the rows of the partition that the service does not have yet.
+        """Sends those rows of the partition that the service does not have yet.
 
-        Returns the total number of rows.
+        Returns the total number of rows of the partition.
         """
         rows, chain, start = 0, 0, self.start
         sent_schema = False
@@ -197,7 +197,7 @@ class TaskChannel:
             raise RemoteProtocolError(f"the service sent a {kind.name}, expected a {wanted.name}")
 
     def _next(self) -> tuple[FrameKind, bytearray]:
-        """Returns the next frame, and counts the credit that it grants."""
+        """Returns the next frame. If the frame grants credit, counts the credit."""
         header = self._exactly(HEADER_BYTES)
         kind, length = parse_header(header)
         body = self._exactly(length)
@@ -298,7 +298,8 @@ class PullRows:
 
 
 def result_of(partition: int, attempt: int, rows: int) -> pa.RecordBatch:
-    """Returns one row of `RESULT_SCHEMA`, in exactly its types, because nothing casts them later.
+    """Returns an Arrow batch with one row of `RESULT_SCHEMA`. The types must be exact, because they
+    are not cast later.
 
     The batch is built from bytes, because `pa.array` loads pandas if it is installed. That would
     cost each Python process of Spark a third of a second and 40 MB.
@@ -320,7 +321,7 @@ def result_of(partition: int, attempt: int, rows: int) -> pa.RecordBatch:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the batches that are not empty, and cuts large ones into pieces.
+    """Yields the batches that are not empty, and cuts large batches into pieces.
 
     The cuts depend only on the batches, so every attempt makes the same pieces.
     """

@@ -117,16 +117,16 @@ class BatchBody:
 
     @staticmethod
     def link(chain: int, batch: bytes | memoryview) -> int:
-        """Returns the new chain: the checksum over the batches that `chain` covers, followed by
+        """Returns the new chain. This is the checksum over the batches that `chain` covers and then
         `batch`.
         """
         return crc32(batch, chain)
 
 
 class Sealer:
-    """Encodes the frames of one direction, or checks them on the other side.
+    """Encodes the frames of one direction at the sender, or checks them at the receiver.
 
-    With a key it adds and checks their MACs.
+    With a key it adds a MAC to each frame, or checks the MAC.
     """
 
     __slots__ = ("_count", "_key")
@@ -196,7 +196,7 @@ def parse_header(header: bytes | bytearray | memoryview) -> tuple[FrameKind, int
 
 
 def encode_words(*words: Any) -> bytes:
-    """Returns the body of a frame that is neither a batch nor a schema, from plain values."""
+    """Encodes plain values as the body of a frame that is neither a batch nor a schema."""
     body: bytes = msgpack.packb(words)
     return body
 

@@ -137,7 +137,7 @@ def _is_too_old(version: int | None, minimum: int) -> bool:
 
 
 def _version(home: str) -> int | None:
-    """Returns the major version of a runtime, None if unknown. Java 8 has the version "1.8"."""
+    """Returns the major version of the Java runtime in `home`; None if unknown. "1.8" is 8."""
     try:
         release = Path(home, "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -165,12 +165,12 @@ STOP_TIMEOUT_S = 10.0
 """Maximum time for the Java process to end before it is killed, in seconds."""
 
 CANCEL_AGAIN_S = 0.2
-"""Time between two attempts to cancel the jobs of a call. Used if Spark can only cancel the jobs
-that are running at that moment.
+"""Time in seconds between two attempts to cancel the jobs of a call. Several attempts are made if
+Spark can cancel only the jobs that are running at this moment.
 """
 
 ENDING_S = 2.0
-"""Maximum time for a process whose connections broke to end, in seconds."""
+"""Maximum time in seconds from the loss of the connections to a process until its end."""
 
 _SAYS_NOTHING = (
     "Error occurred during initialization of VM",
@@ -275,7 +275,7 @@ class SparkProcess:
     def cancel_group(self, group: str, has_ended: Callable[[], bool]) -> None:
         """Cancels the jobs of `group`, including those that a call submits later.
 
-        `has_ended()` returns whether the call has ended, so that it submits no further jobs.
+        `has_ended()` returns whether the call has ended. It then submits no further jobs.
         """
         context = self.session.sparkContext._jsc.sc()
         if installed_version() >= (4, 0):
@@ -296,7 +296,7 @@ class SparkProcess:
         )
 
     def stop(self) -> None:
-        """Ends the context, and the Java process if the bridge started it, in any state.
+        """Ends the context, and the Java process if the bridge started it. Works in every state.
 
         Has no effect if the program itself made the context.
         """
@@ -456,7 +456,8 @@ def _launch(given: Mapping[str, str], defaults: Mapping[str, str], scratch: str)
 def _write_properties(path: Path, settings: Iterable[tuple[str, str]]) -> None:
     """Writes settings for Java into a file that only this user can read.
 
-    PySpark would put them in a command line, where all users of the machine could read passwords.
+    PySpark would put the settings in a command line, where all users of the machine could read
+    passwords.
     """
 
     def escaped(text: str, special: str) -> str:

@@ -66,7 +66,7 @@ calls would only wait for the same cores.
 """
 
 ABANDON_AFTER_S = 10.0
-"""How long a cancelled call may take to return before its thread is given up.
+"""Time in seconds that a cancelled call may take to return before its thread is given up.
 
 Spark interrupts tasks within a second or two.
 """
@@ -97,9 +97,9 @@ def _load_flows() -> None:
 
 
 class SparkBridge(Bridge):
-    """One Spark session, started by the first call.
+    """One Spark session for a service. The first call starts the session.
 
-    It can be used from several loops, one after the other.
+    The bridge can be used from several loops, one after the other.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class SparkBridge(Bridge):
         self._owns_host = host is None
         self._threads = CallThreads(self._host, capacity, self._run, "aioflow-spark")
         self._starting = threading.Lock()
-        """Held while the session is started or ended, so that there is only one session."""
+        """Lock that is held while the session is started or ended. So there is only one session."""
         self.defaults = {"spark.master": DEFAULT_MASTER, "spark.app.name": DEFAULT_APP}
-        """Settings that apply if they are set neither by the program nor outside it."""
+        """Settings that apply if neither the program sets them nor they are set outside of it."""
         self._outside: dict[str, str] | None = None
         self._process: SparkProcess | ConnectSession | None = None
         self._closed = False
@@ -244,7 +244,7 @@ class SparkBridge(Bridge):
         *,
         timeout: str | timedelta | None = None,
     ) -> Any:
-        """Returns the DataFrame of `query`; `args` are the values of its named parameters
+        """Returns the DataFrame of `query`. `args` are the values of the query's named parameters
         (":name").
 
         The DataFrame is computed when an action asks for it.

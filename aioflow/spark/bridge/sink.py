@@ -3,8 +3,8 @@ af.io.spark(bridge, into="/data/delays", schema="..."))`.
 
     records       become Arrow batches of the schema at once; a record that does not fit is an error
     prepare(n)    the batches are complete and durable in the spool, a local directory
-    commit        a Spark job writes them; its tasks fetch them over our channels. Then the spool
-                  deletes them
+    commit        a Spark job writes the batches; its tasks fetch them over channels from this
+                  process. Then the spool deletes the batches
 
 Rows are spooled and not written by Spark at once, because a DataFrameWriter cannot undo a write. A
 job that fails after its write would leave rows that will be written again. Without checkpoints a
@@ -262,8 +262,8 @@ PARTITIONS_MAX = 8
 """Maximum number of tasks that write one batch. Each task writes a file."""
 
 TASK_BYTES = 8 << 20
-"""Minimum number of bytes in the spool for each task. Starting and ending a task costs as much
-CPU as writing 2 MiB.
+"""Minimum number of bytes in the spool for each task that writes a batch. Starting and ending a
+task costs as much CPU as writing 2 MiB.
 """
 
 
@@ -480,6 +480,6 @@ class FrameCommitter(BaseCommitter):
             await listener.close()
 
     async def abort(self, committables: Sequence[Any]) -> None:
-        """Deletes staged batches. Rows that are already written stay."""
+        """Deletes staged batches. Rows that Spark has already written stay."""
         for committable in committables:
             await StagedReader(self._host, staged_of(committable, self._sink.spool)).discard()

@@ -50,8 +50,8 @@ __all__ = ["FrameReading", "FrameSource", "frame_of"]
 def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
     """Returns the DataFrame that `what` describes: SQL, a function of the session, or a DataFrame.
 
-    Must run in a call of the bridge. Raises GraphError for anything else, and for a streaming query
-    unless `streaming` allows one.
+    Must run in a call of the bridge. Raises GraphError for any other `what`, and for a streaming
+    query unless `streaming` is true.
     """
     frame = session.sql(what) if isinstance(what, str) else what
     if callable(what):
@@ -73,7 +73,7 @@ def frame_of(session: Any, what: Any, *, streaming: bool = False) -> Any:
 
 
 class FrameReading:
-    """One reading of a DataFrame: it begins with the plan and ends with the last row."""
+    """Reads a DataFrame once, from the plan to the last row."""
 
     def __init__(self, bridge: Bridge, host: Host, what: str | Callable[[Any], Any] | Any) -> None:
         self._bridge = bridge
@@ -165,7 +165,7 @@ class FrameReading:
         return self._ended and self._error is None and not self._stream
 
     def progress(self, partition: int) -> Progress:
-        """Returns how much of a partition has been received."""
+        """Returns the number of rows that were received of a partition, with their checksum."""
         assert self._stream is not None, "plan() comes first"
         return self._stream.progress(partition)
 
@@ -213,7 +213,8 @@ class FrameSource(BaseSource[T]):
         *,
         batches: bool,
     ) -> None:
-        """Makes the source. `make` turns a row into an element; with None the elements are dicts.
+        """Makes the source. `make` converts a row to an element; None means that elements are
+        dicts.
 
         With `batches` the elements are Arrow's record batches.
         """
@@ -244,7 +245,7 @@ class FrameSource(BaseSource[T]):
         return planned or await self._plan(host)
 
     async def drop_plan(self) -> None:
-        """Closes the plan if it was not taken."""
+        """Closes the planned job if `take_plan` has not returned it."""
         planned, self._planned = self._planned, None
         if planned is not None:
             await planned[0].close()

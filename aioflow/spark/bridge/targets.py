@@ -27,8 +27,8 @@ STAGING = "_aioflow"
 WAY_OUT = "give a function as into=, which is called with the DataFrame and the id of the batch"
 
 BATCH_COLUMN = "batch"
-"""Partition column with the id of the batch, in a directory written through Spark Connect:
-`batch=<id>`.
+"""Name of the partition column with the id of the batch, in a directory written through Spark
+Connect: `batch=<id>`.
 """
 
 _PLAIN_FORMATS = ("parquet", "orc", "json", "csv")
@@ -89,7 +89,7 @@ class FileTarget:
 
 @dataclass(frozen=True, slots=True)
 class TableTarget:
-    """A table of Spark's own catalog whose rows are files.
+    """A target that writes into a table of Spark's own catalog whose rows are in files.
 
     A missing table is created in `format` with `options`.
     """
@@ -241,7 +241,7 @@ def _add_files(session: Any, writer: Any, path: str, batch_id: str) -> None:
 def _check_format(session: Any, name: str) -> None:
     """Raises SparkError for a format that writes no files.
 
-    Without files one cannot tell whether a batch was written before.
+    Without files there is no way to find out whether a batch was written before.
     """
     if not _is_of_files(session, name):
         raise SparkError(

@@ -1,19 +1,19 @@
 """Transfers of batches between the service and the tasks of one Spark job.
 
 Each batch from the tasks arrives exactly once, even if task attempts fail. Spark may run a task
-again, or twice at the same time. So the rows of every partition are counted. A later attempt is
-told after which row to continue, and skips the rows before. The chain (a checksum) shows whether
-the rows are the same. Of two attempts at the same time the first one sends, and the second one
-waits until the first has finished or is gone.
+again, or twice at the same time. So the rows of every partition are counted. A later attempt gets
+the number of the rows that have arrived, and skips them. The chain (a checksum) shows whether
+the skipped rows are the same. Of two attempts at the same time the first one sends, and the second
+one waits until the first has finished or is gone.
 
 Invariants: a partition's batches come in order, none twice and none left out. At most `WINDOW`
 batches of each partition wait here, since credit is returned only for batches that were taken. A
 partition that has ended gets no further batches.
 
-Batches for the tasks are sent to each attempt from the beginning of its partition. They are made
-when a task asks, by `open(partition)`, which must return the same batches each time. The next batch
-is made when the task has granted credit and the connection accepts more, so batches do not pile up
-here.
+Each attempt of a pulling task gets the batches from the beginning of its partition. The function
+`open(partition)` makes them when a task asks, and must return the same batches each time. The next
+batch is made when the task has granted credit and the connection accepts more, so batches do not
+accumulate here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ read, and some between.
 
 
 class Progress(NamedTuple):
-    """How many rows of a partition were taken, and the checksum (`chain`) over them.
+    """The number of rows of a partition that were taken, and the checksum (`chain`) over them.
 
     `done` means that the partition has ended.
     """
@@ -242,8 +242,8 @@ logger = logging.getLogger(__name__)
 class OutboundStream:
     """Sends batches to pulling tasks, as a `ChannelStream`.
 
-    `error` is the first error of `open` or its generator. The tasks get only the text of this
-    error.
+    `error` is the first error of the function `open`, or of the generator that it returns. The
+    tasks get only the text of this error.
     """
 
     op = "pull"

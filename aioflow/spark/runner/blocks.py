@@ -76,8 +76,8 @@ small enough to hold a block for each channel in memory.
 
 BLOCK_RECORDS_FIRST = 64
 BLOCK_RECORDS_MAX = 8192
-"""Maximum number of records in a writer's first blocks, until their size is known, and in any
-block.
+"""Maximum number of records in a block. It alone limits a writer's first block, because the size of
+the records is not known yet.
 """
 
 GATHERED_RECORDS_MAX = 1 << 17
@@ -197,7 +197,8 @@ class BlockWriter:
     def emit(self, batch: RecordBatch) -> None:
         """Adds the records of a batch.
 
-        A change of the watermark is written with the next record, and the last one at the end.
+        A change of the watermark is written with the next record. The last change is written at the
+        end.
         """
         values = batch.values
         if values:
@@ -336,8 +337,8 @@ def _pieces(block: Block, start: int, stop: int) -> Iterator[Piece]:
 def cut(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
     """Returns the records [start, stop) of a batch in which each record has a watermark.
 
-    `RecordBatch.slice` would give the watermark before the next record of this channel, which other
-    channels may not have reached yet.
+    The watermark of the result is that of its last record. `RecordBatch.slice` would set the
+    watermark before the next record of this channel, which other channels may not have reached yet.
     """
     marks = batch.watermarks
     assert marks is not None, "blocks give each record its watermark"

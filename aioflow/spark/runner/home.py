@@ -68,7 +68,7 @@ class HomeStage:
         return self._prepared
 
     def commit(self) -> None:
-        """Lets the sinks commit the records that they have written."""
+        """Lets the sinks of the stage commit the records that they have written."""
         self._may_commit.set()
 
     async def run(self) -> None:
@@ -116,8 +116,8 @@ class Feeding:
     async def give(self, rows: Sequence[BlockRow], commits: int | None = None) -> None:
         """Gives each stage its rows, and waits until they are processed.
 
-        With `commits`, waits until the sinks have committed them; `commits` is the number of the
-        checkpoint.
+        With `commits`, waits until the sinks have committed the rows. `commits` is the number of
+        the checkpoint.
         """
         for stage, task in zip(self._home, self._tasks, strict=True):
             through = stage.give(rows, commits)
@@ -149,7 +149,8 @@ async def commit(
 ) -> None:
     """Commits the writes that the subtasks of the sink `node_id` have prepared on Spark.
 
-    The sink commits as after a restore of the checkpoint for which the writes were prepared.
+    The sink commits these writes as it would after a restore of the checkpoint for which they were
+    prepared.
     """
     vertex, index = plan.graph.vertex_of_node(node_id)
     alone = replace(

@@ -68,7 +68,7 @@ of the operator for error messages, the host, and the function to which the outl
 
 
 class SubtaskFailed(Exception):
-    """An error that carries the text of a subtask's error through Spark."""
+    """An error with the encoded error of a subtask in its message, which Spark passes on."""
 
 
 class StageProgram:
@@ -235,7 +235,7 @@ def run_subtask(
 
 @contextmanager
 def told(codec: Codec) -> Iterator[None]:
-    """Turns an error of user code in the `with` block into SubtaskFailed, whose text contains the
+    """Converts an error of user code in the `with` block to SubtaskFailed. Its text contains the
     encoded error.
     """
     try:

@@ -86,7 +86,7 @@ def narrowed(frame: Any, stage: Stage) -> Any:
 
 
 def _check_names(frame: Any) -> None:
-    """Raises GraphError for columns that Spark cannot distinguish by name, and so cannot send."""
+    """Raises GraphError if two columns have names that Spark cannot distinguish."""
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     spelled: dict[str, str] = {}
     for name in frame.columns:
@@ -244,9 +244,9 @@ class StageRdds:
         """Runs the stages on Spark.
 
         Returns whether the output for this program is small enough to be fetched at once. Counting
-        the rows is the cheapest way to run a stage: rows stay bytes in Java, and need no second
-        Python process. Spark reports the true size of the output that it keeps in memory. Output
-        that it moved to disk is compressed there, and counts as too large.
+        the rows is the cheapest way to run a stage, because rows stay bytes in Java, and need no
+        second Python process. Spark reports the true size of the output that it keeps in memory.
+        Output that it moved to disk is compressed there, and counts as too large.
         """
         ends, kept = [], set()
         for stage in self._plan.stages:
@@ -280,7 +280,7 @@ class StageRdds:
         )
 
     def take_some(self) -> list[BlockRow]:
-        """Returns the next output rows for this program, an empty list at the end."""
+        """Returns the next output rows for this program; an empty list at the end."""
         if self._rows is None:
             self._rows = self._iterate()
         return list(islice(self._rows, ROWS_AT_A_TIME))

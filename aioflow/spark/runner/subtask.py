@@ -155,7 +155,7 @@ class StageSubtask:
             await runtime.open()
 
     async def feed(self, piece: Piece) -> None:
-        """Processes the records of one piece."""
+        """Processes the records of one piece, after timers that are due before its arrival."""
         if self._timers is not None:
             await self._timers.pass_time(piece.arrival_ms, self._drive.work_off)
         batch = piece.batch
@@ -221,7 +221,7 @@ class StageSubtask:
         """Finishes all work on the input so far, and writes all state, so that the subtask can end
         afterwards.
 
-        Another subtask can continue with that state.
+        Another subtask can continue with this state.
         """
         await self._drive.settle()
         for runtime in reversed(self._runtimes):

@@ -55,8 +55,8 @@ __all__ = [
 
 
 class ReplayedClock:
-    """The clock of a subtask that reads stored records: its wall clock follows the times at which
-    the records arrived.
+    """The clock of a subtask that reads stored records. Its wall clock follows the arrival times of
+    the records.
     """
 
     def __init__(self, clock: Clock, now_ms: int = 0) -> None:
@@ -152,7 +152,7 @@ loop of its own. There long slices disturb no other work.
 
 
 class Outlet(Protocol):
-    """The interface of an exchange for its producer, which emits records to it."""
+    """The producer's interface of an exchange, to which the producer emits records."""
 
     def emit(self, batch: RecordBatch) -> None: ...
     def flush(self) -> None: ...
@@ -242,8 +242,8 @@ class StageTask:
             outlet(batch)
 
     def emit_status(self, idle: bool) -> None:
-        """Does nothing: records are in order of their watermarks, so an idle input holds back no
-        watermark.
+        """Does nothing. An idle input holds back no watermark, because records are processed in
+        the order of their watermarks.
         """
 
     def nodes(self) -> Iterator[tuple[StreamNode, TaskOperatorContext, Operator]]:

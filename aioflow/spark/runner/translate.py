@@ -75,7 +75,7 @@ class FrameRows(BaseSource[Any]):
         return self._make is None and not self._batches
 
     async def discover(self) -> list[Split]:
-        """Returns no splits: Spark knows the partitions, and gives each task its own."""
+        """Returns no splits, because Spark itself assigns a partition to each task."""
         return []
 
     def reader(self, ctx: SourceContext) -> SourceReader[Any]:
@@ -120,8 +120,8 @@ class _RowReader(BaseReader[Any]):
         """Does nothing: `poll_batch` itself waits."""
 
     def position(self, split_id: str) -> None:
-        """Returns None, because there are no positions. A task that is lost starts from the
-        beginning.
+        """Returns None, because this source has no positions. A lost task reads its partition from
+        the beginning again.
         """
 
     async def close(self) -> None:
@@ -218,7 +218,7 @@ def plan_flow(graph: JobGraph) -> SparkPlan:
 
 
 def plan_stages(graph: JobGraph) -> SparkPlan:
-    """Returns the stages of `graph`, in which operators that stay in this program must be vertices
+    """Returns the stages of `graph`. Operators that stay in this program must already be vertices
     of their own.
     """
     graph = _with_frames_there(graph)

@@ -71,7 +71,7 @@ class _Kept(msgspec.Struct, array_like=True):
     digest: bytes
     content: bytes
     operator: bytes
-    """State of the operator that does not belong to a key, such as its progress."""
+    """State of the operator that does not belong to a key, such as the operator's progress."""
 
 
 _pack = msgspec.msgpack.Encoder().encode

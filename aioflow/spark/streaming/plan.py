@@ -61,7 +61,7 @@ def is_stream(graph: JobGraph) -> bool:
 
 
 def plan_stream(graph: JobGraph) -> SparkPlan:
-    """Returns the stages. Raises GraphError for a flow that Structured Streaming cannot run."""
+    """Returns the stages of the flow. Raises GraphError if Structured Streaming cannot run it."""
     for vertex in graph.vertices:
         if vertex.head.source is not None:
             _check_source(vertex)

@@ -1,8 +1,8 @@
 """The processor that `transformWithState` calls in a task of Spark.
 
-It processes each key (`keys`) with the key's state and timer. When the call for a timer returns,
-Spark deletes the timer, even if the call has set it again for the same time. So a timer that is set
-in such a call gets a later time.
+It processes each key (`keys`) with the key's state and timer. When the call for a fired timer
+returns, Spark deletes the timer. It does so even if the call has set a timer for the same time
+again. So such a timer gets a later time.
 """
 
 from __future__ import annotations

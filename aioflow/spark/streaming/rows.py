@@ -160,13 +160,13 @@ def arrow_of_keyed(rows: list[KeyedRow]) -> pa.RecordBatch:
 
 
 class SourceProgram(StageProgram):
-    """The function for `mapInArrow` over a streaming query.
+    """The program that Spark runs by `mapInArrow` over a streaming query.
 
     It runs the operators before the key, for one partition of one batch of Spark.
     """
 
     def on_frame(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the output rows of one partition. This is the function for `mapInArrow`."""
+        """Yields the output rows of one partition. Spark calls it by `mapInArrow`."""
         from pyspark import TaskContext
 
         context = TaskContext.get()

@@ -1,8 +1,8 @@
 """Runs an unbounded flow as a streaming query of Spark, and passes each batch to the sinks.
 
-    batch n of Spark   its rows go through the sinks
-                       they commit, as at a checkpoint
-                       only now Spark goes on to batch n + 1
+    batch n of Spark   the sinks process the rows of the batch
+                       the sinks commit, as at a checkpoint
+                       only now Spark continues with batch n + 1
 
 If Spark had not recorded a batch as done when the program ended, it repeats the batch, so sinks see
 rows at least once. The state of keys is exact nevertheless, because Spark commits it with the
@@ -197,20 +197,20 @@ def _keyed(
 
 
 def rows_of(frame: Any) -> list[BlockRow]:
-    """Returns the rows of one batch."""
+    """Returns the rows of `frame`, a batch of the streaming query."""
     return list(map(BlockRow, *(column.to_pylist() for column in frame.toArrow().columns)))
 
 
 STOP_TIMEOUT = "20s"
 
 TOO_LATE = "Timed out while waiting for the Python worker to connect back"
-"""Message of Spark when one of its Python processes takes ten seconds to start.
+"""Spark's error message if one of its Python processes takes ten seconds to start.
 
-That happens on a busy machine, and Spark has no setting for it.
+This happens on a busy machine. Spark has no setting for the limit.
 """
 
 STARTS_MAX = 20
-"""Number of starts of the query without a completed batch after which it fails."""
+"""Number of starts without a completed batch after which the query fails."""
 
 logger = logging.getLogger(__name__)
 

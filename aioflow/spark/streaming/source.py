@@ -1,12 +1,12 @@
 """A source that reads a streaming query of Spark: `af.io.spark(bridge, query,
 checkpoint="/var/lib/app/spark")`.
 
-    Spark     computes batch n, and calls us (foreachBatch)
-              its tasks push the rows over our channels
-    we        write them to files (`Handover`), then answer
-              only now Spark goes on to batch n + 1
+    Spark     computes batch n, and calls this source (foreachBatch)
+              tasks of Spark push the rows over channels to this process
+    source    writes the rows to files (`Handover`), then answers
+              only now Spark continues with batch n + 1
     the flow  reads the files, batch by batch
-              a completed checkpoint behind a batch deletes it
+              when a checkpoint after a batch completes, the batch is deleted
 
 So rows are read exactly once, even if either side restarts. Spark sends a batch again until it is
 answered, and a batch that is in files is not received again. The flow continues at the position in
@@ -20,7 +20,7 @@ them.
     <batch>.arrow      the Arrow batches, one after the other, written while Spark's tasks push
                        them
     <batch>.batch      marks the batch as complete, with the size of each Arrow batch; written
-                       after it, and durable before Spark is answered
+                       after the batch, and durable before Spark gets the answer
     query              the id of the query, so that its batches are not mixed with another's
 
 Spark sends a batch again, under the same number, when it does not know whether the batch was
@@ -136,11 +136,11 @@ class Handover:
         return min(self.taken, default=self._newest + 1)
 
     def knows(self, number: int) -> bool:
-        """Whether batch `number`, or a later one, is complete in the directory."""
+        """Whether batch `number`, or a later batch, was received completely before."""
         return number <= self._newest
 
     async def check_query(self, query_id: str) -> None:
-        """Raises StateError if the batches here came from another query."""
+        """Raises StateError if the batches in the directory came from another query."""
         path = self._path(QUERY)
         if not await self._fs.exists(path):
             await self._fs.write(path, query_id.encode(), sync=True)
@@ -223,7 +223,7 @@ to files.
 """
 
 TOO_LATE = "Python worker failed to connect back"
-"""Error of a Connect server whose Python process for a query takes ten seconds to start.
+"""Error message of a Connect server whose Python process for a query takes ten seconds to start.
 
 This happens on a busy machine. The server has no setting for the limit.
 """
@@ -517,8 +517,8 @@ class _StreamReader(BaseReader[Any]):
                 await stream.wait()
 
     async def _take(self, number: int, rows: int) -> None:
-        """Completes a batch after all its tasks have ended: its rows are durable when this
-        returns.
+        """Completes a batch after all its tasks have ended. When this returns, the batch's rows are
+        durable.
         """
         assert self._incoming is not None and self._incoming[0] == number, (
             "a batch is admitted before it is taken"
@@ -563,7 +563,7 @@ class _StreamReader(BaseReader[Any]):
     # The rows.
 
     async def _read_ahead(self) -> None:
-        """Reads one Arrow batch after the other from the files."""
+        """Reads the Arrow batches from the files, one after the other."""
         place = self._position[1]
         while True:
             async with self._news:
@@ -644,7 +644,7 @@ class _StreamReader(BaseReader[Any]):
         self._released[checkpoint_id] = self._position[0]
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Deletes the batches before the position of the checkpoint, which are never read again."""
+        """Deletes the batches before the checkpoint's position, which are never read again."""
         completed = [taken for taken in self._released if taken <= checkpoint_id]
         before = max((self._released.pop(taken) for taken in completed), default=0)
         if any(number < before for number in self._handover.taken):

@@ -62,7 +62,7 @@ have to start an executor first.
 """
 
 START_TRIES = 3
-"""Number of failed starts in a row after which the cluster counts as unable to start a worker."""
+"""Number of successive failed starts after which the cluster counts as unable to start a worker."""
 
 EXIT_S = 5.0
 """Maximum time for a worker to end by itself before its Spark job is cancelled."""
@@ -272,7 +272,7 @@ class _Running:
 class EmbeddedJobManager:
     """An embedded JobManager, used as an async context manager.
 
-    `address` is where workers and clients connect.
+    `address` is the address to which workers and clients connect.
     """
 
     def __init__(
@@ -324,8 +324,8 @@ class EmbeddedJobManager:
             raise error
 
     async def _end(self) -> BaseException | None:
-        """Stops the JobManager as soon as possible. Returns the error that it ended with, if
-        any.
+        """Stops the JobManager as soon as possible. Returns the error that ended the JobManager, or
+        None.
         """
         assert self._thread is not None, "it is entered"
         await wait_first([self._listening, self._thread])

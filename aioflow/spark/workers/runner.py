@@ -155,8 +155,8 @@ def _cores_of(master: str, config: Mapping[str, str]) -> int | None:
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 60.0
-"""Time in seconds after which a job that lacks slots runs with fewer. More workers may come
-later.
+"""Time in seconds after which a job that lacks slots starts with fewer slots. More workers may
+register later.
 """
 
 WORKER_SILENCE_S = 10.0
@@ -263,9 +263,9 @@ class SparkWorkers:
         return self.slots
 
     def _bridge_of(self, graph: JobGraph) -> SparkBridge | None:
-        """Returns the bridge of a source or sink in the flow, or None.
+        """Returns the bridge that a source or sink of the flow uses, or None.
 
-        A process has one session, which the workers then share.
+        A process can have only one session, so the workers share this session.
         """
         for vertex in graph.vertices:
             for node in vertex.nodes:

@@ -42,8 +42,8 @@ The driver answers from a thread of its own, even while the loop of the program 
 
 CHECK_S = 0.5
 GRACE_S = 2.0
-"""Maximum time for a worker without a driver to end by itself, in seconds. After that its process
-is killed, since a function that blocks would keep it alive for ever.
+"""Maximum time for a worker without a driver to end by itself, in seconds. After that the worker's
+process is killed, because a function that blocks would keep it alive for ever.
 """
 
 LOST_DRIVER = 3
@@ -141,10 +141,10 @@ class WorkerTask:
 
 
 def _reached_from(host: str, port: int) -> str:
-    """Returns the address of this machine from which it reaches the driver. Other workers connect
-    to it.
+    """Returns the address from which this machine reaches the driver. Other workers connect to this
+    address.
 
-    Nothing is sent.
+    Sends nothing.
     """
     import socket
 
@@ -155,8 +155,8 @@ def _reached_from(host: str, port: int) -> str:
 
 
 def _end_with_driver(manager: TaskManager, host: Host, over: threading.Event) -> None:
-    """Ends the worker when the driver is silent. Runs in a thread, because a function may block the
-    loop.
+    """Ends the process of the worker when the driver is silent or has ended. Runs in a thread,
+    because a function may block the loop.
     """
     parent = os.getppid()
     while not over.wait(CHECK_S):

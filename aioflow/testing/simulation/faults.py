@@ -35,7 +35,7 @@ number given here.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """The rate of each fault: a mean number per virtual second, 0 for never."""
+    """The rate of each kind of fault: the mean number per virtual second, or 0 for none."""
 
     kill: float = 0.0
     """A process is killed and started again after a while."""

@@ -46,17 +46,20 @@ other's effects.
 SIGTERM, SIGKILL = 15, 9
 
 ProcessMain = Callable[["SimulatedHost"], Coroutine[Any, Any, object]]
-"""Main function of a simulated process. The process ends when it returns."""
+"""The type of the main function of a simulated process. The process ends when the function returns.
+"""
 
 Program = Callable[["SimulatedHost", list[str]], Coroutine[Any, Any, int | None]]
-"""Program that `procs.exec` can start: takes the arguments, and returns the return code."""
+"""The type of programs that `procs.exec` can start. A program takes the command line, and returns
+the exit code.
+"""
 
 
 class Simulation:
     """The simulated world of one seed: the loop, its processes, the network and the disk.
 
-    Methods name a process, and network faults name a machine. A machine has the name of its first
-    process, unless `spawn` was given another name.
+    Methods take the name of a process, and network faults take the name of a machine. A machine has
+    the name of its first process, unless `spawn` was given another name.
     """
 
     def __init__(self, loop: SimLoop, network: NetworkOptions | None = None) -> None:
@@ -284,9 +287,9 @@ class SimulatedHost:
         dedicated: bool = False,
         name: str | None = None,
     ) -> asyncio.Future[T]:
-        """Runs `fn(*args)` inline after a seeded delay.
+        """Runs `fn(*args)` in the loop's thread, after a delay that the seed chooses.
 
-        `fn` must not wait for the loop, because it runs in the loop's thread.
+        So `fn` must not wait for the loop.
         """
         if self._closed:
             raise RuntimeError(
@@ -309,7 +312,7 @@ class SimulatedHost:
         return on and self._buggify_rng.random() < probability
 
     async def close(self) -> None:
-        """Refuses later blocking calls."""
+        """Closes the host. Later calls of `blocking` raise an error."""
         self._closed = True
 
 

@@ -85,8 +85,9 @@ class SimLoop(asyncio.BaseEventLoop):
     """The event loop that all simulated processes share. One seed gives one history.
 
     `perturb=False` switches off stalls, random time slices and random delays of blocking calls.
-    Then all seeds give the same history, for tests of time alone. Independent random streams
-    (`streams.sched` and so on) keep a new draw in one place from disturbing all others.
+    Then all seeds give the same history, for tests of time alone. There are independent random
+    streams (`streams.sched` and so on). So an additional draw in one place does not change the
+    draws in other places.
     """
 
     network: Switchboard
@@ -417,7 +418,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Calls `func` inline after a seeded delay."""
+        """Calls `func` in the loop's thread, after a delay that the seed chooses."""
         future: asyncio.Future[T] = self.create_future()
         low, high = BLOCKING_S
         self.call_later(
@@ -464,7 +465,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return process
 
     def start(self, process: SimProcess, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Begins a life of `process` with one callback. Its machine gets power if it had none."""
+        """Begins a life of `process` with one callback. Turns on the power of its machine."""
         assert not process.alive, f"{process} is started, expected it to be new or dead"
         process.begin_life()
         process.machine.up = True

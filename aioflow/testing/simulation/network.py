@@ -104,7 +104,7 @@ class _SocketName:
 
 
 class SimNetwork:
-    """All links and connections, and the faults of links. Machines are given by their names."""
+    """All links and connections, and the faults of links. Methods take the names of machines."""
 
     def __init__(self, loop: SimLoop, options: NetworkOptions | None = None) -> None:
         self.loop = loop

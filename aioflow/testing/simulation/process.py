@@ -126,7 +126,7 @@ class SimProcess:
         self.context = Context()
 
     def begin_life(self) -> None:
-        """Marks the process as running, with a fresh context in which `OWNER` is this life."""
+        """Marks the process as running. Sets a fresh context, in which `OWNER` is the new life."""
         self.life = Life.RUNNING
         self.context = copy_context()
         self.context.run(OWNER.set, (self, self.generation))

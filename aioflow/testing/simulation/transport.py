@@ -66,7 +66,7 @@ class NetworkOptions:
 
 
 class OpenPort(Protocol):
-    """The interface of a port for the connections that it accepted."""
+    """The interface of a port, for the connections that the port has accepted."""
 
     factory: Callable[[], asyncio.BaseProtocol]
 
@@ -332,8 +332,8 @@ class SimTransport(asyncio.Transport):
             self._loop.post_io(self.process, self._read)
 
     def _read(self) -> None:
-        """Reads once, as the selector loop does for a ready socket, and leaves the rest to the
-        next iteration.
+        """Reads once from the received bytes, as the selector loop does for a ready socket. Leaves
+        the remaining bytes to the next iteration.
         """
         self._read_set = False
         if not self.is_reading():
@@ -397,7 +397,7 @@ class SimTransport(asyncio.Transport):
 
     @property
     def is_over(self) -> bool:
-        """Whether the kernel has dropped this end."""
+        """Whether the kernel has dropped this end of the connection."""
         return self._gone
 
     def break_off(self, error: OSError) -> None:
