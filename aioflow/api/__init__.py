@@ -1,1 +1,2 @@
-"""The user API: flows, streams, and the handle of a running job. `aioflow` exports it."""
+"""The user API: flows, streams, and the handle of a running job. The package `aioflow` exports this
+API."""

@@ -2,8 +2,8 @@
 
 `connect(other, read_first=...)` is checked here. That argument makes the sources of one side wait
 until all elements of the other side were read. The wait cannot end if a source would wait for
-itself, directly or through other such operators. Nor can the wait end if the job could never tell
-that the first side was read to its end.
+itself, directly or through other operators with `read_first`. Nor can the wait end if the job could
+never tell that the first side was read to its end.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class CheckpointOptions:
     of refusing to begin.
     """
     checkpoint_key: bytes | PathLike[str] | None = field(default=None, repr=False)
-    """Secret, or the `Path` of its file. With it, only checkpoints and savepoints that were
-    written with the same secret are restored.
+    """A secret, or the `Path` of a file that holds it. With a key, only checkpoints and savepoints
+    that were written with the same secret are restored.
     """
     local_recovery: bool | str | PathLike[str] = False
     """Whether each process keeps copies of its state on its own disk, and reads these copies before

@@ -352,7 +352,7 @@ def _arriving(start: Place, end: Place) -> float:
 
 
 def _spread(place: Place, index: int, count: int) -> float:
-    """Returns the y at which arrow `index` of `count` meets the side of a place."""
+    """Returns the y coordinate at which arrow `index` of `count` meets the side of a place."""
     return place.y + place.height * (index + 1) / (count + 1)
 
 

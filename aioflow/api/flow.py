@@ -304,7 +304,7 @@ class Flow:
         """Returns the stream of a query in SQL: `flow.sql("SELECT ... FROM bids", bids=stream)`.
 
         `tables` are streams of this flow, and bounded tables to look up: a list of rows, or a table
-        of Arrow, pandas or polars. Rows of the result are dicts. `functions` has Python functions
+        of Arrow, pandas or polars. Rows of the result are dicts. `functions` holds Python functions
         that the query may call, by name; an `async def` is awaited. `schemas` declares the columns
         of tables, by the name of the table. A schema is a dataclass or the like, an Arrow schema,
         or a dict of names to types. `ttl` is how long a join without a window or time bounds keeps

@@ -492,11 +492,11 @@ class Job:
         The parallelism of the flow then changes in the same ratio, up to `max_parallelism`, unless
         `parallelism` is given too.
 
-        The job keeps its id, its handle and its subscriptions. It stops at a checkpoint and goes on
-        from there, so no element is lost or processed twice. Sources are paused from the barrier of
-        that checkpoint until the new tasks run. Raises GraphError for a parallelism above
-        `max_parallelism` or an unknown uid, RescaleError if the job cannot be rescaled now, and
-        JobNotRunning if it has ended. Cancelling this call does not stop the rescaling.
+        The job keeps its id, its handle and its subscriptions. The tasks stop at a checkpoint and
+        go on from there, so no element is lost or processed twice. Sources are paused from the
+        barrier of that checkpoint until the new tasks run. Raises GraphError for a parallelism
+        above `max_parallelism` or an unknown uid, RescaleError if the job cannot be rescaled now,
+        and JobNotRunning if it has ended. Cancelling this call does not stop the rescaling.
         """
         self._check_loop("rescale()")
         if operator is None and parallelism is None and workers is None:

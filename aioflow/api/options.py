@@ -133,8 +133,8 @@ class RunOptions(CheckpointOptions):
     restart: RestartPolicy = field(default_factory=no_restart)
     """Policy that says when a failed job restarts.
 
-    With `checkpoints` the default is `af.exponential_delay()`, which applies once all tasks have
-    run.
+    With `checkpoints` the default is `af.exponential_delay()`, which restarts the job after a
+    failure of its program only once all tasks have run.
     """
     monitor: str | None = None
     """Address `"HOST:PORT"` at which the dashboard, REST and `/metrics` are served during the
@@ -168,8 +168,8 @@ class RunOptions(CheckpointOptions):
     heartbeat: HeartbeatOptions | None = None
     """Heartbeats of worker processes.
 
-    None: one a second, and a process counts as dead after a minute of silence. The end of a
-    process is noticed at once.
+    None: one heartbeat a second, and a process counts as dead after a minute of silence. The end of
+    a process is noticed at once.
     """
     debug: bool | None = None
     """Whether to detect functions that change values shared with other operators. None: only in
@@ -188,8 +188,8 @@ class RunOptions(CheckpointOptions):
         """Returns the options of a run that collects rows in a list or an iterator of the program.
 
         Rows in memory are gone with the program, so such a run restores no state of another run.
-        Such a run has its own place in the store, and does not touch the state that runs with sinks
-        keep.
+        Such a run has its own place in the store, and does not touch the state of ordinary runs of
+        the flow.
         """
         if self.checkpoints is None:
             return self
@@ -242,7 +242,7 @@ class RunOptions(CheckpointOptions):
 def parse_options(given: Mapping[str, Any]) -> RunOptions:
     """Returns `RunOptions` from keyword arguments.
 
-    Raises TypeError for an unknown option, and names the most similar one that exists.
+    Raises TypeError for an unknown option. The error names the most similar option that exists.
     """
     _check_names(given)
     options = RunOptions(**given)

@@ -43,8 +43,8 @@ __all__ = [
 PREFIX = "AIOFLOW_"
 CONFIG_VARIABLE = "AIOFLOW_CONFIG"
 TOKEN_VARIABLE = "AIOFLOW_MONITOR_TOKEN"
-"""Variable with the token of a monitoring endpoint. The token is a secret, so it cannot be set in
-the file."""
+"""Environment variable that holds the token of a monitoring endpoint. The token is a secret, so it
+cannot be set in the file."""
 
 FILE, PROJECT = "aioflow.toml", "pyproject.toml"
 

@@ -3,7 +3,7 @@ its output stream.
 
 Functions are plain functions, expressions, or function classes. `def` runs inline, `async def` is
 awaited with bounded concurrency, `blocking=True` runs in a bounded thread executor. Nothing runs
-before the flow does.
+before the flow is run.
 
 The classes return each other, so they stand in one module. Code that they share with other modules
 is in `api.build` and `api.calls`. Windows and joins are imported by the methods that add them, so
@@ -544,7 +544,7 @@ class DataStream(Generic[T]):
         If `other` is `stream.broadcast(*descriptors)`, this is the broadcast state pattern. With
         `read_first="right"`, all elements of `other` come before the first element of this stream.
         An unbounded stream counts as read once it is idle (`idle_after=`). Until then the sources
-        of the other side wait. After a restart they wait again.
+        of the other side wait. After a restart these sources wait again.
         """
         return ConnectedStreams(self, other, read_first)
 
@@ -604,10 +604,10 @@ class DataStream(Generic[T]):
         """Makes an `af.Upsert` of each change of a database's rows: the latest row of a key, or its
         deletion. The stream is keyed by the table and the key of the row.
 
-        Call it directly on the source. A sink of a table writes upserts with `mode="upsert"`. A
-        change of the key itself becomes two upserts: a deletion of the old key, and the new row.
-        The keys of a truncated table are not known, so `on_truncate` says whether a truncate fails
-        the job.
+        Call `upserts` directly on the source. A sink of a table writes upserts with
+        `mode="upsert"`. A change of the key itself becomes two upserts: a deletion of the old key,
+        and the new row. The keys of a truncated table are not known, so `on_truncate` says whether
+        a truncate fails the job.
         """
         if on_truncate not in ("fail", "ignore"):
             raise GraphError(

@@ -159,7 +159,7 @@ class SubtaskTable:
         return True
 
     def lost(self, attempt: ExecutionAttemptId) -> bool:
-        """Notes that `attempt` has failed or was cancelled. Returns False if that changes
+        """Notes that `attempt` has failed or was cancelled. Returns False if this changes
         nothing.
         """
         known = self._current(attempt)

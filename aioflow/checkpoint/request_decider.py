@@ -178,7 +178,7 @@ class CheckpointTurns:
     # Outcomes.
 
     def triggered(self, request: Request, now: Moment) -> None:
-        """Notes that a checkpoint was triggered at `now`, from where the interval counts."""
+        """Notes that a checkpoint was triggered. The interval to the next one begins at `now`."""
         if request.final:
             self._final = _Final.UNDER_WAY
         if request.holds:
@@ -187,7 +187,7 @@ class CheckpointTurns:
             self._periodic_at_s = now.s + self._options.interval_ms / 1000
 
     def completed(self, request: Request, now: Moment) -> None:
-        """Notes that a checkpoint completed at `now`, from where the minimum pause counts."""
+        """Notes that a checkpoint completed. The minimum pause begins at `now`."""
         self._last_completion_s = now.s
         if request.final:
             self._final, self._final_at_s = _Final.COMPLETE, now.s + FINAL_REPEAT_S

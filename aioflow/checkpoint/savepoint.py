@@ -332,9 +332,9 @@ async def delete_savepoint(
 ) -> str:
     """Deletes a savepoint with its state, and returns its URL.
 
-    Files that the savepoint does not refer to stay, even in its directory `state/`. Raises
-    RestoreError if there is no readable savepoint at `path`. Raises CheckpointError if there is a
-    checkpoint, because its job may still restart from it.
+    Does not delete files to which the savepoint does not refer, even in its directory `state/`.
+    Raises RestoreError if there is no readable savepoint at `path`. Raises CheckpointError if there
+    is a checkpoint, because its job may still restart from it.
     """
     async with AsyncExitStack() as stack:
         if host is None:

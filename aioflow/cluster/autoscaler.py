@@ -35,7 +35,8 @@ PATIENCE_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Autoscaler:
-    """Worker processes of a job with checkpoints, between `min` and `max`, as its load requires.
+    """Sets the number of worker processes of a job with checkpoints, between `min` and `max`, as
+    the job's load requires.
 
     `flow.run(workers=af.Autoscaler(1, 8), checkpoints=...)` begins with `min` processes. The job is
     rescaled to more processes if the workers were busy for a larger share of a `window` than

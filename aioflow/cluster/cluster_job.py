@@ -67,8 +67,9 @@ class ClusterJob:
     tasks.
 
     `declare(job_id, slots)` tells the ResourceManager how many slots the job wants, and
-    `lose(worker_id, why)` tells it that the job's process in that TaskManager counts as lost.
-    `on_over(job_id)` is called when the job no longer holds any resources in this process.
+    `lose(worker_id, why)` tells the ResourceManager that the job's process in that TaskManager
+    counts as lost. `on_over(job_id)` is called when the job no longer holds any resources in this
+    process.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ COLLECTED_AFTER = (10_000, 10, 2)
 
 A batch makes thousands of tuples that live until the next batch, and a window makes as many
 accumulators. With Python's own thresholds (700, 10, 10), a window of rows costs a ninth more. With
-these, a full collection comes after 300,000 surviving objects, and walks only them, in 30 to 40 ms.
-A process that the engine does not own keeps its thresholds.
+the thresholds here, a full collection comes after 300,000 surviving objects, and walks only these
+objects, in 30 to 40 ms. A process that the engine does not own keeps its thresholds.
 """
 
 FREEZE_FROM_NS = 5_000_000

@@ -157,8 +157,8 @@ class _Region:
 class ExecutionGraph:
     """The executions of one job.
 
-    The splits of each source vertex are distributed once, round robin, and kept over restarts.
-    `restore` replaces them by the restored splits.
+    The splits of each source are distributed once, round robin, and kept over restarts. `restore`
+    replaces these splits by the restored ones.
     """
 
     job_id: str

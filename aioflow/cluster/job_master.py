@@ -111,7 +111,8 @@ class JobMaster:
         By then, errors of opening the operators are known.
         """
         self.stop_refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Only used for a job in another process, because `stop` of a local job raises at once."""
+        """Future that is only used for a job in another process, because `stop` of a local job
+        raises at once."""
         self.timestamps_ms: dict[JobStatus, int] = {}
         """Wall-clock time in ms at which the job last entered each status."""
         self.history = JobHistory()

@@ -79,8 +79,8 @@ AttemptKey = tuple[str, int, int, int]
 """The wire form of an attempt: job, vertex, subtask, attempt."""
 
 Tell = Callable[..., None]
-"""Function that sends a notification to the JobManager. The arguments are the method's name and
-arguments."""
+"""Function that sends a notification to the JobManager. Its arguments are a method's name and the
+arguments of the method."""
 
 Ask = Callable[..., Coroutine[Any, Any, Any]]
 """Function that calls the JobManager. It takes the method's name and arguments, and raises Broken
@@ -170,8 +170,8 @@ class JobSession:
         self._life: asyncio.Task[None] | None = None
         self._executor_token = str(token)
         self.token = token
-        """Fencing token of the JobMaster. In the submitting process it is set with the first
-        task."""
+        """Fencing token of the JobMaster. In the submitting process, the token is set with the
+        first task."""
         self.metrics = MetricGroup(host.clock.monotonic)
         self._end_process = end_process
         self.report = report

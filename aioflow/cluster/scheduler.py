@@ -52,7 +52,8 @@ Subtask = tuple[int, int]
 class SlotOffer(msgspec.Struct, frozen=True):
     """A slot that a worker offers.
 
-    `allocation_id` identifies one use of the slot, `index` its position on the worker.
+    `allocation_id` identifies one use of the slot. `index` is the position of the slot on the
+    worker.
     """
 
     allocation_id: str
@@ -274,7 +275,7 @@ class SlotScheduler:
         return self._after_change()
 
     def reserve(self, slots: int, leaving: frozenset[str] = frozenset()) -> list[Instruction]:
-        """Requests `slots` slots in total, not counting those of workers in `leaving`.
+        """Requests `slots` slots in total, not counting slots of workers in `leaving`.
 
         With 0 no slots are reserved. `is_reserved` tells whether the job has the reserved slots.
         """

@@ -76,7 +76,7 @@ the pools, and the number of pools without room.
 TURNS_A_SLICE = 4
 """Number of times that another thread can get the interpreter during one slice of a task.
 
-Such threads write checkpoints and leases.
+Other threads write checkpoints and leases.
 """
 
 RESOURCES_CLOSE_S = 30.0

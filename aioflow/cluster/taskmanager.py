@@ -566,7 +566,8 @@ class TaskManager:
     # Messages and time.
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """Asks the JobMaster of a job. Raises Broken if there is no JobManager."""
+        """Asks the JobMaster of a job, by calling `method` with `args`. Raises Broken if there is
+        no JobManager."""
         if self.connection is None:
             raise Broken("there is no jobmanager now")
         return await self.connection.call(method, *args)
