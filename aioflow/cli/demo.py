@@ -309,7 +309,9 @@ def report_lines(report: Report, result: af.JobResult, *, workers: int = 0) -> I
 
 
 def next_lines(command: str) -> Iterator[str]:
-    """Yields lines that suggest what to try next. `command` is how the user starts the program."""
+    """Yields lines that suggest what to try next. `command` is the command that starts the
+    program.
+    """
     yield "What to try next"
     for line, what in (
         (f"{command} graph aioflow.cli.demo:flow --svg flow.svg", "how this ran, as a picture"),

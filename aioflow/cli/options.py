@@ -74,7 +74,9 @@ FLAGS = {
     "token": "--monitor-token-file",
     "workers": "--workers",
 }
-"""Name of an argument -> its flag. Other arguments have no flag, and stay unchanged in messages."""
+"""Maps the name of an argument to its flag. Other arguments have no flag, and stay unchanged in
+messages.
+"""
 
 ARGUMENT = re.compile(
     rf"(?<![\w?&-])(?P<name>{'|'.join(FLAGS)})="
@@ -214,7 +216,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of runs in this process, which jobs of a cluster lack."""
+    """Adds the options that apply only to runs in this process, not to jobs of a cluster."""
     _add_settings(parser, of_cluster=False)
     add_configuration(parser)
 

@@ -120,8 +120,8 @@ COLUMNS: tuple[tuple[str, int, Callable[[TaskRow], str]], ...] = (
     ("idle", 6, lambda row: NOTHING if row.at_end else _percent(row.idle)),
     ("held", 6, lambda row: NOTHING if row.at_end else _percent(row.back_pressured)),
 )
-"""Heading, width and text function of each column after the name. `held` is the share of time under
-back pressure.
+"""For each column after the name: its heading, its width, and the function that returns its text.
+`held` is the share of time under back pressure.
 """
 
 DROPPED_FIRST = ("idle", "out", "held", "event time", "rate/s", "busy", "in")

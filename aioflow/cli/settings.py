@@ -186,7 +186,7 @@ def shown_settings(arguments: argparse.Namespace, parser: argparse.ArgumentParse
 def _chosen(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace
 ) -> argparse.ArgumentParser:
-    """Returns the parser of the command that was given."""
+    """Returns the parser of the command that the user gave."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             chosen = action.choices[getattr(arguments, action.dest)]

@@ -154,7 +154,7 @@ class Shell:
     def __init__(self, run: Callable[[Flow], int]) -> None:
         self._run = run
         self._defined: dict[str, str] = {}
-        """Name that a CREATE or SET statement defines -> the text of the statement."""
+        """Maps the name that a CREATE or SET statement defines to the text of the statement."""
         self.tables: dict[str, list[tuple[str, str]]] = {}
         """The columns of each table and view, with their types."""
 

@@ -764,7 +764,7 @@ def holds_private(cls: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Returns `value` with each object that has private attrs fields inside replaced by a dict."""
+    """Returns `value`, in which a dict replaces each object that contains private attrs fields."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, (list, set, frozenset)) or type(value) is tuple:

@@ -250,7 +250,7 @@ class _DatagenReader(BaseReader[Any]):
     def _due(self) -> int:
         """Returns how many elements the reader has to make now to keep the rate.
 
-        The number of its splits determines this reader's share of the rate.
+        The reader's share of the rate depends on how many of the splits it has.
         """
         share = self._rate_here()
         elapsed = asyncio.get_running_loop().time() - self._began_s

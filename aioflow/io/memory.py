@@ -52,7 +52,9 @@ A step cannot be interrupted, and it may never end.
 """
 
 FINISHED = "finished"
-"""Position of an ended function without positions: the function is not called again."""
+"""Position of a function that yields no positions, once its iterator has ended. The function is not
+called again.
+"""
 
 
 class FunctionReader(BufferedReader):

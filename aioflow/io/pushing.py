@@ -117,8 +117,8 @@ class InletSource(BaseSource[T]):
         self._capacity = capacity
         self._uncovered = uncovered
         self.journal = journal
-        """The user's directory; False for no journal; None for the default directory below the
-        checkpoints.
+        """The directory that the user gave. False means no journal, and None the default directory
+        below the checkpoints.
         """
 
     def for_run(self, journal: Journal | None = None) -> Self:

@@ -90,8 +90,8 @@ class KafkaConfig:
     transactions: bool
     transaction_timeout: Duration
     start: str | int
-    """The first record to read: "earliest", "latest", "group", or the least timestamp in ms since
-    1970.
+    """Where reading starts: "earliest", "latest", "group" (the committed offsets of the group), or
+    a time in ms since 1970.
     """
     until: str | None
     group: str | None
@@ -244,7 +244,7 @@ async def undisturbed(call: Coroutine[Any, Any, R]) -> R:
 
 
 def is_away(error: BaseException) -> bool:
-    """Returns whether the error means that no broker can be reached or is ready. A retry may then
+    """Returns whether the error means that no broker can be reached or is ready, so a retry may
     succeed.
     """
     if isinstance(error, ImportError):

@@ -56,7 +56,9 @@ OVERHEAD_BYTES = 512
 """Upper bound of the size of a record without its key and value."""
 
 KNOWN_KEYS = 65_536
-"""Number of keys whose partitions are remembered: aiokafka computes the hash in Python."""
+"""Number of keys whose partitions are remembered, because aiokafka computes the hash of a key in
+Python, which is slow.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ class KafkaWriter(BaseWriter[Any]):
         and the records.
         """
         self._written = 0
-        """Number of records since the last checkpoint."""
+        """Number of records written since the last checkpoint."""
         self._producer: Any = None
         self.full = False
 

@@ -96,7 +96,7 @@ class Transaction:
     names: list[str] = field(default_factory=list)
     """The names of the last batches that were committed under the id, the newest at the end."""
     sequence: int = 0
-    """The offset that was last committed to the group of this id."""
+    """The last offset that was committed to the consumer group whose name is this id."""
     batch: str = ""
     topic: str = ""
     """A topic that the transaction writes to. The offset whose metadata names the batches is an
@@ -104,7 +104,7 @@ class Transaction:
     """
 
     async def end(self, *, commit: bool) -> None:
-        """Commits or aborts the prepared transaction. Its id is free afterwards."""
+        """Commits or aborts the prepared transaction. The transactional id is free afterwards."""
         self.state = State.BROKEN  # Until it has succeeded.
         await (self.producer.commit_transaction if commit else self.producer.abort_transaction)()
         self.state = State.FREE

@@ -43,7 +43,9 @@ PACKETS_PER_TURN = 100
 """Maximum number of packets that are read in one turn of the event loop."""
 
 BODY_BYTES_MAX = 256 * 1024 * 1024 - 70_000
-"""The largest body that fits into a packet of the protocol beside a topic."""
+"""Maximum size in bytes of a body that fits into a packet of the protocol, together with a
+topic.
+"""
 
 TRANSIENT = (0x80, 0x83, 0x88, 0x89, 0x8B, 0x93, 0x97, 0x9C, 0x9D, 0x9F)
 """Codes of refusals for which a retry may succeed: busy, unavailable, over a quota, moved."""
@@ -172,9 +174,11 @@ class Connection:
         self._address = parts.hostname, parts.port or (8883 if parts.scheme == "mqtts" else 1883)
         self._open: asyncio.Future[Any] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
-        """Done when the connection has ended. Its exception is the cause."""
+        """Completes when the connection has ended. If the connection was lost, the exception of the
+        future is the cause.
+        """
         self.packet_bytes_max = BODY_BYTES_MAX
-        """The largest packet that the server accepts."""
+        """Maximum size in bytes of a packet that the server accepts."""
         self._subscriptions: dict[int, asyncio.Future[Any]] = {}
         self.confirmed: Callable[[int, Any], None] = lambda mid, reason: None
         """Called with the number of each confirmed message, and the server's reason code."""

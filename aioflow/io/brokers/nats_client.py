@@ -1,4 +1,4 @@
-"""Connects to NATS: connected clients, and the streams of JetStream that they use."""
+"""Connects to NATS: connected clients, and the JetStream streams that the clients use."""
 
 from __future__ import annotations
 

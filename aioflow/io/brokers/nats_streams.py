@@ -465,7 +465,7 @@ class NatsWriter(BaseWriter[Any]):
                 )
 
     async def prepare(self, checkpoint_id: int) -> list[list[Any]]:
-        """Returns the messages since the last checkpoint."""
+        """Returns the messages that were written since the last checkpoint, as committables."""
         await self.flush()
         pieces, self._pieces = self._pieces, []
         self._batch, self._count = "", 0

@@ -358,7 +358,7 @@ class StreamReader(BaseReader[Any]):
         self.held: frozenset[str] = frozenset()
         """Splits that are paused: their messages are not polled now, and do not count as buffered.
 
-        A subclass that `holds_splits` puts no more messages of these splits.
+        A subclass with `holds_splits` stops putting messages of these splits into the buffer.
         """
         self._pump = ReadAhead(ctx.host, type(self).__name__)
 

@@ -124,7 +124,7 @@ class Prepared(NamedTuple):
     """The committable of this sink: the name and size of a complete staged batch."""
 
     sink: str
-    """Flow and uid of the sink that prepared the batch."""
+    """The names that identify the sink that prepared the batch: its flow and its uid."""
     subtask: int
     checkpoint: int
     batch: str

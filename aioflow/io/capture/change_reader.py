@@ -105,7 +105,9 @@ class Frames(asyncio.Protocol, Generic[F]):
     def __init__(
         self, transport: Any, complete: Callable[[bytearray], tuple[list[F], int]]
     ) -> None:
-        """`complete` returns the complete messages in a buffer, and their total length."""
+        """`complete(buffer)` returns the complete messages at the start of a buffer, and their
+        total length.
+        """
         self._transport = transport
         self._complete = complete
         self._buffer = bytearray()

@@ -91,7 +91,9 @@ class RowChange(NamedTuple):
     old: list[Cell] | None
     """The row before the change. None if neither it nor its key was logged."""
     old_is_whole: bool
-    """Whether `old` is the whole row. Otherwise only the columns of the identity have values."""
+    """Whether `old` is the whole row. Otherwise only the columns of the replica identity have
+    values.
+    """
     new: list[Cell] | None
 
 

@@ -122,7 +122,9 @@ class RowReader:
         return row if self._make is None else self._make(row)
 
     def partial(self, cells: Sequence[Cell]) -> tuple[Any, tuple[str, ...]]:
-        """Returns the row without its `UNCHANGED` cells, and the names of their columns."""
+        """Returns the row without the columns whose cells are `UNCHANGED`, and the names of these
+        columns.
+        """
         names = [name for name, _ in self._columns]
         left_out = tuple(
             [name for name, cell in zip(names, cells, strict=True) if cell is UNCHANGED]

@@ -45,7 +45,7 @@ PAGES_AHEAD = 1
 """Number of pages read ahead. The number is small, because a row group may have a million rows."""
 
 FIRST_ROWS = 64
-"""Number of rows read first from a split, to know its event time."""
+"""Number of rows that are read first from each split, to know the split's event time."""
 
 PART_ROWS = 262_144
 """Maximum number of rows that are read at a time when splits are read by event time."""
@@ -469,8 +469,8 @@ class ColumnFiles(FileConnector[Any], ABC):
         return source
 
     def with_types(self, types: Mapping[str, Any]) -> Self:
-        """Returns a copy of this sink that writes columns without any value with the given Arrow
-        types.
+        """Returns a copy of this sink. In the copy, `types` has the Arrow type of each column that
+        has had no value yet.
         """
         sink = copy.copy(self)
         sink._types = types

@@ -95,7 +95,7 @@ class Decoded:
     The remaining bytes are the beginning of a record that continues in the next block.
     """
     line_ends: int | None = None
-    """Number of line ends in the decoded bytes, if that is known."""
+    """Number of line ends in the decoded bytes; None if unknown."""
 
 
 class Decoder(Protocol):

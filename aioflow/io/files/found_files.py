@@ -42,8 +42,8 @@ milliseconds.
 """
 
 NEW_AT_ONCE = 64
-"""Number of new names that are handled before yielding to the loop. Each takes as long as sixty
-known names.
+"""Number of new names that are handled before yielding to the loop. A new name takes as long as
+sixty known names.
 """
 
 COPIED_BYTES = 4 << 30
@@ -432,7 +432,9 @@ class FileConnector(BaseSource[T], BaseSink[Any]):
 
     @property
     def _reading(self) -> str:
-        """The name of a given option that is only for reading, or an empty text."""
+        """The name of an option that the user gave and that only a source can have. Empty if there
+        is none.
+        """
         return "" if self.discover_every is None else "discover_every="
 
     def check_sink(self) -> None:

@@ -73,10 +73,11 @@ def jsonl(
     """Returns a connector that reads or writes files with one JSON value a line; blank lines are
     skipped.
 
-    Each line is decoded into an object of `type`, and checked: a dataclass, NamedTuple,
-    msgspec.Struct, `dict[str, int]` and the like. Without `type` the elements are plain Python
-    values. `follow`, `every`, `discover_every`, `on_error` and `roll` work as in `lines`. As a sink
-    it writes `part-<subtask>-<n>.jsonl`; a NamedTuple becomes an object with its fields.
+    Each line is decoded into an object of `type`, and checked against it. `type` may be a
+    dataclass, NamedTuple, msgspec.Struct, `dict[str, int]` and the like. Without `type` the
+    elements are plain Python values. `follow`, `every`, `discover_every`, `on_error` and `roll`
+    work as in `lines`. As a sink it writes `part-<subtask>-<n>.jsonl`; a NamedTuple becomes an
+    object with its fields.
     """
     try:
         JsonDecoder(type)
@@ -182,7 +183,8 @@ ONE_A_LINE = (
 
 
 def namedtuple_lines(type: type[Any]) -> Callable[[bytes], list[Any]] | None:
-    """Returns a decoder of lines of objects into a NamedTuple through a Struct.
+    """Returns a decoder that makes NamedTuples from lines with one JSON object each, by way of a
+    Struct.
 
     This takes a quarter of the time of decoding each line to a dict first. Returns None if the
     result might differ, for example if a field may be a list.
@@ -277,7 +279,7 @@ class JsonColumnDecoder:
         self._flat_pause = FlatPause()
 
     def narrow(self, names: Sequence[str]) -> None:
-        """Limits the columns to `names`. Lines are checked as before."""
+        """Limits the columns to `names`. All fields of the lines are still checked."""
         self._made.narrow(names)
 
     def decode(self, data: bytes, final: bool) -> Decoded:

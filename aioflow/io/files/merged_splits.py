@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_BYTES", "MergedSplits"]
 
 FIRST_BYTES = 4_096
-"""Size of the first block of a split, which is read to know its event time."""
+"""Size of the first block that is read from each split, to know the split's event time."""
 
 OPEN_MAX = 64
 

@@ -88,7 +88,9 @@ class Encoder(Protocol):
 
     @property
     def head(self) -> bytes:
-        """The bytes at the beginning of each part; read after the first `encode`."""
+        """The bytes at the beginning of each part. They are requested after the first call of
+        `encode`.
+        """
 
     def encode(self, values: Sequence[Any]) -> bytes:
         """Returns `values` as bytes: whole records, one after the other."""

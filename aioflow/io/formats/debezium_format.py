@@ -60,17 +60,17 @@ _MARKS = [one.encode() for one in (_TEXT, _BYTES, _UUID, ",".join(map(str, _TEXT
 DAY_US = 86_400_000_000
 
 Row = Callable[[Any], Any]
-"""Makes a row from its JSON, or from a dict of values."""
+"""A function that makes a row from the row's JSON, or from a dict of values."""
 
 
 @explained
 def debezium_json(type: Any = None, *, key: str | Sequence[str]) -> Format[Change[Any]]:
     """Returns the format of Debezium's change events in JSON, with or without their schemas.
 
-    Each element is an `af.Change`, as from `postgres_changes`. Rows are dicts, or of `type`. `key`
-    names the columns that identify a row. In a message with its schema, decimals, bytes and times
-    become Python objects; without a schema they stay JSON values. A tombstone, the record without a
-    value after a deletion, is None. A sink cannot write this format.
+    Each element is an `af.Change`, as from `postgres_changes`. Rows are dicts, or objects of
+    `type`. `key` names the columns that identify a row. In a message with its schema, decimals,
+    bytes and times become Python objects; without a schema they stay JSON values. A tombstone, the
+    record without a value after a deletion, is None. A sink cannot write this format.
     """
     place = "debezium_json(...)"
     names = one_or_more(key)

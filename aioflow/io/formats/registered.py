@@ -49,8 +49,8 @@ class Registration:
     auto_register: bool
 
     def subject_of(self, topic: str, record: str | None, is_key: bool) -> str:
-        """Returns the subject for the bodies of a topic; `record` is the full name in
-        their schema.
+        """Returns the subject for the bodies of a topic; `record` is the full name of their
+        schema.
         """
         if self.subject == "topic":
             return f"{topic}-{'key' if is_key else 'value'}"

@@ -469,7 +469,7 @@ def _quoted(subject: str) -> str:
 
 
 def _message(answer: Any) -> str:
-    """Returns the registry's error message in the answer of a refusal."""
+    """Returns the registry's error message from `answer`, the answer to a refused request."""
     said = answer.get("message") if isinstance(answer, dict) else None
     text = redacted(str(said or "it does not say why"))
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["IcebergTable", "iceberg"]
 
 CATALOG = "default"
-"""Name of a catalog whose given properties have no name. A catalog in a database stores its tables
-under its name.
+"""Name of the catalog if the user's properties contain no name. A catalog in a database stores its
+tables under the catalog's name.
 """
 
 _IMPORTS = threading.Lock()

@@ -122,7 +122,7 @@ class Prepared(NamedTuple):
     """The committable of this sink: the name of a complete staged batch."""
 
     sink: str
-    """Flow and uid of the sink that prepared the batch."""
+    """The names that identify the sink that prepared the batch: its flow and its uid."""
     subtask: int
     checkpoint: int
     batch: str
@@ -291,7 +291,7 @@ class TableStore(Protocol):
         """
 
     async def stage(self, batch: Batch, piece: Piece) -> None:
-        """Stages the rows of `piece`, after a trial insert into the table that is rolled back."""
+        """Stages the rows of `piece`, after a trial insert into the table, which is rolled back."""
 
     async def write(self, piece: Piece) -> None:
         """Writes rows directly to the table; used without checkpoints."""
@@ -345,8 +345,8 @@ def was_committed(prepared: Prepared, found: int, last: int | None) -> bool:
 
 
 class RowShape:
-    """Converts records to rows: dicts, dataclasses, NamedTuples and Structs by field, lists and
-    tuples by index.
+    """Converts records to rows. Dicts, dataclasses, NamedTuples and Structs are read by field,
+    lists and tuples by index.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """An HTTP client: a source that requests a URL repeatedly, and a sink that posts records. aiohttp
 is imported only when a job runs.
 
-Server-sent events, the HTTP event stream of the HTML standard, are a source. Its position is the id
-of the last event, which is sent as `Last-Event-ID` when the source reconnects.
+`sse` is a source of server-sent events, the HTTP event stream of the HTML standard. Its position is
+the id of the last event, which the source sends as `Last-Event-ID` when it reconnects.
 """
 
 from __future__ import annotations
