@@ -388,7 +388,7 @@ def _failed(arguments: argparse.Namespace, name: str, error: Exception) -> int:
         traceback.print_exception(unfolded(error))
     else:
         first, *more = describe(error)
-        if isinstance(error, AioflowError | OSError):  # The message is the library's.
+        if isinstance(error, AioflowError | OSError):  # The message is from the library.
             first = in_flags(first)
         print(f"aioflow {arguments.command}: job {name!r} failed: {first}", file=sys.stderr)
         print(

@@ -299,7 +299,7 @@ def _uninterrupted() -> Iterator[None]:
     cluster stop` could not find it.
     """
     if (before := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
-        # A program that ignores Ctrl-C still does.
+        # A program that ignored Ctrl-C before still ignores it.
         yield
         return
     came: list[int] = []

@@ -180,7 +180,7 @@ class Journal:
             return
         for name, is_directory in await host.fs.scan(directory):
             if not is_directory or name in known or name.endswith(GOES_ON):
-                continue  # The name of a long uid is split over several levels.
+                continue  # A long uid is split into names of nested directories.
             other = f"{directory}/{name}"
             names = await self._names(host, other)
             if names and self._earlier is Earlier.REMOVE:

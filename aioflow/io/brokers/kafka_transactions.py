@@ -273,7 +273,7 @@ class TransactionPool:
         named = {marked: OffsetAndMetadata(transaction.sequence, " ".join(names))}
         await transaction.producer.send_offsets_to_transaction(named, transaction.id)
         transaction.state, transaction.batch = State.PREPARED, batch
-        manager = transaction.producer._txn_manager  # aiokafka shows the two nowhere else.
+        manager = transaction.producer._txn_manager  # The only access to id and epoch.
         prepared = Prepared(
             transaction.id,
             manager.producer_id,
@@ -428,7 +428,8 @@ async def _resumed(config: KafkaConfig, prepared: Prepared, *, commit: bool) -> 
     producer = await started(config, make, _own(config, prepared.id))
     try:
         await producer.begin_transaction()
-        producer._txn_manager.consumer_group_added(prepared.id)  # aiokafka ends no empty one.
+        # aiokafka does not end an empty transaction.
+        producer._txn_manager.consumer_group_added(prepared.id)
         await (producer.commit_transaction if commit else producer.abort_transaction)()
     finally:
         await undisturbed(producer.stop())

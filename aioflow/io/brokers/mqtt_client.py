@@ -282,7 +282,7 @@ class Connection:
         """Ends the connection."""
         if not self.ended.done() and self._sock is not None:
             self.client.disconnect()
-            # Until DISCONNECT is written.
+            # Waits until DISCONNECT is written.
             await wait_first([self.ended], timeout_s=CLOSE_TIMEOUT_S)
         self._end(None)
         self._forget_socket()

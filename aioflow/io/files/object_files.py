@@ -193,7 +193,7 @@ class ObjectFiles:
         store, key = _place(path)
         try:
             await self._call("delete", path, obstore.delete, store, key)
-        except FileNotFoundError:  # Only some stores report that.
+        except FileNotFoundError:  # Only some stores report a missing object.
             return upload is not None
         return True
 
