@@ -84,7 +84,7 @@ class Upstream:
         return self.node_id if self.side is None else (self.node_id, self.side.name)
 
     def partitioned(self, strategy: ShipStrategy, function: Any = None, **more: Any) -> Upstream:
-        """Returns the same stream with another partitioning. `more` are other fields of
+        """Returns the same stream with another partitioning. `more` holds further fields of the new
         `Partitioning`.
         """
         return Upstream(self.node_id, self.side, Partitioning(strategy, function, **more))

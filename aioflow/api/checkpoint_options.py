@@ -65,7 +65,8 @@ class CheckpointOptions:
     min_pause: str | timedelta = "0s"
     """Minimum time between the end of one checkpoint and the beginning of the next."""
     max_concurrent: int = 1
-    """Maximum number of concurrent checkpoints, including savepoints. With `unaligned` always 1.
+    """Maximum number of concurrent checkpoints, including savepoints. With `unaligned` this must be
+    1.
     """
     retain: int = 1
     """Number of completed checkpoints that are kept. Savepoints are never deleted."""
@@ -165,8 +166,8 @@ def check_checkpoint_options(given: Mapping[str, Any], options: CheckpointOption
 
 
 def _settings(options: CheckpointOptions) -> CheckpointSettings | None:
-    """Returns the checkpoint settings of `options`, None if the run has neither checkpoints nor
-    restore.
+    """Returns the checkpoint settings of `options`; None if the run neither takes checkpoints nor
+    restores one.
     """
     if options.checkpoints is None:
         if options.restore in (

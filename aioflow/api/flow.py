@@ -492,7 +492,7 @@ def _with_own_sources(graph: StreamGraph, options: RunOptions, flow: str) -> Str
 def _journal(
     source: InletSource[Any], uid: str, pushed: list[str], options: RunOptions, flow: str
 ) -> Journal | None:
-    """Returns the journal of a source for one run, None if the run has none.
+    """Returns the journal of a source for one run; None if the source has no journal in this run.
 
     `pushed` holds the uids of all sources of the flow that may have a journal.
     """

@@ -648,7 +648,7 @@ class Job:
         """Returns the inlet of a stream that begins at `af.io.push()`.
 
         Use it as `await job.input(events).put(event)`, which waits under back pressure. Accepted
-        elements are replayed after a restart of the job. Those in the journal are also replayed
+        elements are replayed after a restart of the job. Elements in the journal are also replayed
         by the next run after this process has died (see `af.io.push`).
         """
         return self._streams.inlet(stream)

@@ -377,9 +377,10 @@ def without_settings(environ: Mapping[str, str], *kept: str) -> dict[str, str]:
 def configured(**options: Unpack[RunArguments]) -> RunArguments:
     """Returns the options of a run from the environment and the file, for `flow.run(**...)`.
 
-    `options` take precedence. The names are those of `aioflow run`: `AIOFLOW_EVERY`, or `every` in
-    `aioflow.toml`, above the tables or below `[run]`. Only commands use `on` and `log-format`.
-    Raises ValueError for an unknown name, and for a value that cannot be read.
+    `options` take precedence. The settings have the names of options of `aioflow run`:
+    `AIOFLOW_EVERY`, or `every` in `aioflow.toml`, above the tables or below `[run]`. Only commands
+    use `on` and `log-format`. Raises ValueError for an unknown name, and for a value that cannot be
+    read.
     """
     settings = read_settings(os.environ, Path.cwd())
     for name, one in settings.tables.get("run", {}).items():

@@ -148,7 +148,7 @@ LATE = OutputTag[Any]("late elements")
 """Tag of the side output that `.late` reads."""
 
 METHODS = {ShipStrategy.GLOBAL: "global_", ShipStrategy.CUSTOM: "partition_custom"}
-"""Names of methods that partition a stream, if the name differs from the strategy's."""
+"""Names of the methods that partition a stream, by strategy, if the strategy has another name."""
 
 KEYS = "where(key of the left).equal_to(key of the right)"
 
@@ -734,7 +734,7 @@ class DataStream(Generic[T]):
         return explain(self._graph, self._upstreams)
 
     async def collect(self, **options: Unpack[RunArguments]) -> list[T]:
-        """Runs the operators that this stream depends on to their end, and returns its elements.
+        """Runs this stream and everything upstream of it to the end, and returns its elements.
 
         The elements are in order of arrival.
         """
@@ -891,8 +891,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[tuple[K, R]]:
-        """Emits `(key, sum so far)` after each element. Adds `fn(element)`, or without `fn` the
-        element.
+        """Emits `(key, sum so far)` after each element. The sum is of `fn(element)`, or without
+        `fn` of the elements.
         """
         return self._aggregated("sum", sum_of(fn), OperatorOptions(name, uid, parallelism))
 
@@ -904,8 +904,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[tuple[K, R]]:
-        """Emits `(key, minimum so far)` after each element: of `fn(element)`, or without `fn` of
-        the element.
+        """Emits `(key, minimum so far)` after each element. The minimum is of `fn(element)`, or
+        without `fn` of the elements.
         """
         return self._aggregated("min", min_of(fn), OperatorOptions(name, uid, parallelism))
 
@@ -917,8 +917,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> DataStream[tuple[K, R]]:
-        """Emits `(key, maximum so far)` after each element: of `fn(element)`, or without `fn` of
-        the element.
+        """Emits `(key, maximum so far)` after each element. The maximum is of `fn(element)`, or
+        without `fn` of the elements.
         """
         return self._aggregated("max", max_of(fn), OperatorOptions(name, uid, parallelism))
 

@@ -104,7 +104,8 @@ class Subscription(Generic[T]):
         self._owed, self._rows = self._rows, self._owed
 
     def of_job(self, job: SubscribedJob) -> None:
-        """Sets the job whose end ends this subscription, and whose error it raises."""
+        """Sets the job. When the job ends, this subscription ends too, and raises the job's error
+        if the job has failed."""
         self._job = job
 
     if not TYPE_CHECKING:  # Hidden from type checkers, which report these uses themselves.
@@ -222,7 +223,7 @@ RETRY_S = 0.02
 """Time between two tries of a read while the job restarts."""
 
 DECLARED: Any = object()
-"""Stands for a missing `default`, because None is a valid one."""
+"""Marks a missing `default`, because None is a valid default."""
 
 
 class StateReader:

@@ -464,8 +464,8 @@ class ClusterJob:
     def submitter_returned(self, submitter: Submitter) -> None:
         """Handles the return of the process that submitted the job.
 
-        A submitter that runs a part of the job returns too late, because the job is being cancelled
-        already.
+        If the submitter runs a part of the job, it returns too late, because the job is being
+        cancelled already.
         """
         if submitter.location or self._over:
             return

@@ -292,7 +292,7 @@ class ExecutionGraph:
     def restart_due(self, region_index: int, epoch: int) -> list[Instruction]:
         """Handles the end of the delay of a restart.
 
-        Returns nothing if the job is over, or if the region restarts for another failure.
+        Returns no instructions if the job is over, or if the region restarts for another failure.
         """
         if not self.awaits_restart(region_index, epoch):
             return []
@@ -425,8 +425,8 @@ class ExecutionGraph:
         return execution if execution is not None and execution.attempt == attempt else None
 
     def slot_is_there(self, attempt: ExecutionAttemptId, there: bool) -> bool:
-        """Sets the state of `attempt`, which awaits deployment: DEPLOYING if `there`, so that its
-        slot is there, else SCHEDULED.
+        """Sets the state of `attempt`, which awaits deployment: DEPLOYING if its slot is there
+        (`there`), else SCHEDULED.
 
         Returns whether this changed the state.
         """

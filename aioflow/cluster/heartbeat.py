@@ -126,7 +126,7 @@ class HeartbeatMonitor(msgspec.Struct):
         return 0.0 if known is None else max(now - (known.deadline - self.options.timeout_s), 0.0)
 
     def monitor(self, peer: str, now: float) -> None:
-        """Watches `peer` from now on. A peer that is watched already starts afresh.
+        """Watches `peer` from now on. If the peer is watched already, its deadlines begin again.
 
         The first heartbeat goes out with the next tick.
         """

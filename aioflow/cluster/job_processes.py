@@ -3,7 +3,7 @@ job.
 
 The code of a job never runs in the process of the TaskManager. So a function that blocks, exits,
 crashes or fills the memory ends the tasks of its own job only. The TaskManager keeps the slots and
-the connection to the JobManager, and passes messages between them on:
+the connection to the JobManager, and relays messages:
 
     JobManager <-- one connection --> TaskManager <-- one connection a job --> process of the job
 

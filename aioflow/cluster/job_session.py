@@ -295,7 +295,7 @@ class JobSession:
     def cancel_task(self, attempt: ExecutionAttemptId) -> None:
         """Cancels a task.
 
-        A task that is not here has ended or never started: it reports CANCELED.
+        A task that is not here has ended or never started, so CANCELED is reported for it.
         """
         if attempt in self._attempts:
             self.executor.cancel_task(attempt)

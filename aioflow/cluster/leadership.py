@@ -56,9 +56,9 @@ class Leadership(Lease):
     def check(self) -> None:
         """Raises StaleLeader unless this candidate leads at this moment.
 
-        Once this has raised, it always raises, even if a renewal in progress still succeeds. The
-        reason is that the caller has stopped its work for good. Another leader does the remaining
-        work.
+        Once this method has raised, it raises for ever, even if a renewal in progress still
+        succeeds. The reason is that the caller has stopped its work for good. Another leader does
+        the remaining work.
         """
         if not self.is_valid:
             self.revoke()

@@ -60,7 +60,7 @@ class _TaskManager:
 
 
 class ResourceManager:
-    """The ResourceManager of one leader. Use as `async with`.
+    """The ResourceManager of one leader. Use it as `async with`.
 
     `jobs` holds the running jobs by id. `address` identifies this process to TaskManagers. Without
     a `provider`, TaskManagers are started by others and register by themselves.
@@ -186,7 +186,7 @@ class ResourceManager:
         """Declares a TaskManager lost when its connection ends.
 
         The TaskManager then ends its tasks, and may register again. A provider has `suspicion_s` to
-        say how its process ended.
+        say how the TaskManager's process ended.
         """
         for worker_id, worker in list(self._workers.items()):
             if worker.connection is not connection:

@@ -16,7 +16,7 @@ new leader needs no store. Workers register again with their reports, jobs decla
 requirements again, and running tasks are not touched. Meanwhile (`recovery_s`) no slot is given out
 and no shortage is reported. Every message carries the token of its leader; messages for an older
 leader are counted and dropped. Slots are spread: the worker with the fewest taken slots is asked
-first. After Flink's FineGrainedSlotManager and ActiveResourceManager.
+first. The design follows Flink's FineGrainedSlotManager and ActiveResourceManager.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SlotManagerOptions:
     idle_timeout_s: float | None = 30.0
     """A worker without a taken slot is released after this time; None: never."""
     request_timeout_s: float = 30.0
-    """A shortage of slots is reported to the job after this time."""
+    """A shortage of slots is reported to the job after it has lasted for this time."""
     start_timeout_s: float = 60.0
     """A started worker that has not registered within this time counts as failed."""
     open_timeout_s: float = 300.0
@@ -441,9 +441,10 @@ class SlotManager:
     ) -> list[Instruction]:
         """Sets the number of slots that a job wants in all; 0 removes the requirement.
 
-        A call of an older JobMaster of the job is dropped like one of a stale leader. A job that
-        wants fewer slots loses none: only the job knows which ones to free. Slots of a lost
-        JobMaster stay taken until their workers free them, so that the next JobMaster finds them.
+        A call of an older JobMaster of the job is dropped like a call of a stale leader. A job that
+        wants fewer slots keeps all its slots, because only the job knows which ones to free. Slots
+        of a lost JobMaster stay taken until their workers free them, so that the next JobMaster
+        finds them.
         """
         if self._is_stale(token):
             return []

@@ -1,8 +1,8 @@
 """Restart policies: whether a failed job restarts, and after how long.
 
 The code here has no side effects: time is an argument, in monotonic seconds. A policy is data that
-several runs may share. `begin()` returns the strategy of one run, which counts its failures. After
-Flink's RestartBackoffTimeStrategy family.
+several runs may share. `begin()` returns the strategy of one run, which counts its failures. The
+design follows Flink's RestartBackoffTimeStrategy classes.
 """
 
 from __future__ import annotations

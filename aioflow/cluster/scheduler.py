@@ -17,7 +17,7 @@ The job declares how many slots it wants whenever that number changes; workers t
 lost slot stays wanted, so its replacement is on its way during the restart delay. An offer of more
 slots than the job wants is rejected. A request is placed when all of its places can be bound, never
 in part. A place prefers its former slot, then its former worker, then the job's least loaded
-worker. After Flink's SlotSharingExecutionSlotAllocator and DefaultDeclarativeSlotPool.
+worker. The design follows Flink's SlotSharingExecutionSlotAllocator and DefaultDeclarativeSlotPool.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ This module only decides; the TaskManager carries out its instructions.
 Invariants: a slot has one job and one allocation from its request until it is FREE. It is FREE only
 when no task is inside. Only the JobMaster that leads the job now may deploy a task into the slot.
 Fencing tokens distinguish JobMasters: of two tokens, the larger belongs to the newer leader. A slot
-is offered to a JobMaster only when no task of an older JobMaster is left in the slot. After Flink's
-TaskSlotTableImpl.
+is offered to a JobMaster only when no task of an older JobMaster is left in the slot. The design
+follows Flink's TaskSlotTableImpl.
 """
 
 from __future__ import annotations
