@@ -2,8 +2,8 @@
 
 The modules use no event loop, no socket and no clock. Terms that they share:
 
-* Channel: the connection of one producing subtask with one consuming subtask.
+* Channel: the logical connection of one producing subtask with one consuming subtask.
 * Element: a batch of records or an event in a channel.
-* Taken over: removed from the receiver's queue by the consuming task.
-* Segment, or buffer: 32 KiB of network memory at the receiver, which hold one data frame.
+* Taken over: an element is taken over when the consuming task removes it from the receiver's queue.
+* Segment, or buffer: 32 KiB of network memory at the receiver, the space for one data frame.
 """

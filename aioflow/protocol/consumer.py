@@ -1,16 +1,16 @@
 """The consumer's side of all logical channels of one connection: order, credit and resumption.
 
-Data is handed out as the bytes of whole batches, which the task decodes; events are decoded here.
+This module returns the bytes of whole batches, which the task decodes, and decoded events.
 Invariants:
 
-* elements come out in order of their sequence. A gap raises BufferReordering for its channel; a
-  repetition after a resume is dropped.
+* elements are returned in order of their sequence numbers. A gap ends the channel with
+  BufferReordering; a frame that is repeated after a resume is dropped.
 * an element is *taken over* when the task takes it from its queue, always in order. A frame of an
-  incomplete batch is taken over as soon as all frames before it are, so that a batch larger than
-  the window still arrives. Its bytes then occupy memory of the pool, beyond the pool's size if
-  need be.
-* credit is returned in few messages: when half of the window is owed, or when everything received
-  was taken over, because the producer may then wait for its memory.
+  incomplete batch is taken over as soon as all frames before it are. So a batch that is larger than
+  the window still arrives. The bytes of such a frame stay in memory of the pool, even if this
+  exceeds the pool's size.
+* credit is returned in few messages: when half of the window can be returned, or when all received
+  elements were taken over. In the second case the producer may be waiting for its memory.
 * an error of one channel ends that channel alone.
 
 A channel outlives its connection: `attach` requests all open channels again, each from its first
@@ -60,39 +60,41 @@ RECORD_BYTES_MAX = 64 << 20
 """Maximum size of one batch over all its frames. A larger record cannot be sent."""
 
 UNTOLD_BATCHES_MAX = 2
-"""Number of batches taken over after which AddCredit is sent, however large the credit is.
+"""Number of batches, taken over since the last message, from which on AddCredit is sent even for
+little credit.
 
 The producer counts a batch among its few queued batches until it learns that the batch was taken
 over.
 """
 
 UNTOLD_EVENTS_MAX = 64
-"""Number of events taken over after which AddCredit is sent. Fewer are reported with the next
-credit.
+"""Number of events, taken over since the last message, from which on AddCredit is sent. Fewer
+events are reported with the next credit.
 """
 
 
 class PriorityEvent(msgspec.Struct, frozen=True):
     """An event that overtakes the elements of its channel.
 
-    It is acknowledged in its original order, like any other element.
+    It is acknowledged at its original position, like any other element.
     """
 
     event: Event
 
 
 Delivered = bytes | Event | PriorityEvent | Exception
-"""The bytes of a batch, an event, or the error that ended the channel.
+"""A delivery to a channel: the bytes of a batch, an event, or the error that ended the channel.
 
-PartitionNotFound does not end the channel: it means that the producer does not have the partition.
+The error PartitionNotFound does not end the channel. It means that the producer does not have the
+partition.
 """
 
 
 def partition_request_backoff(initial_ms: int, max_ms: int) -> tuple[int, ...]:
-    """Returns the delays before each request for a partition that was not found.
+    """Returns the delays in ms before each request for a partition that was not found.
 
     The first is 0, then they double from `initial_ms`, and the last is `max_ms`. For (500, 3000)
-    that is 0, 500, 1000, 2000, 3000. After the last one, give up.
+    the delays are 0, 500, 1000, 2000, 3000. If the last request fails, give up.
     """
     delays = [0]
     delay = initial_ms
@@ -136,11 +138,12 @@ class _Inlet:
         self.subpartition_index = subpartition_index
         self.credit = credit
         self.expected = 0
-        """Sequence number of the next frame."""
+        """Sequence number of the next expected frame."""
         self.taken_over = 0
         """The task has taken over all frames below this sequence number."""
         self.pending: deque[tuple[BufferKind | None, bool]] = deque()
-        """Received frames that were not taken over: (buffer, whether it completes an element).
+        """Received frames that were not taken over yet: (buffer, whether the frame completes an
+        element).
 
         The buffer is None for an event.
         """
@@ -156,7 +159,7 @@ class _Inlet:
         self.is_acknowledged = False
         self.has_ended = False
         self.batch_records: int | None = None
-        """The last requested batch size."""
+        """The batch size in records that was last requested; None before."""
 
     def __str__(self) -> str:
         return (
@@ -165,8 +168,8 @@ class _Inlet:
         )
 
     def request(self) -> PartitionRequest:
-        """Returns a request to send from the next expected frame on, with all ready buffers as
-        credit.
+        """Returns a PartitionRequest that asks for frames from the next expected one on. Its credit
+        is the number of ready buffers.
         """
         credit = self.credit
         credit.take_credit()
@@ -180,13 +183,13 @@ class _Inlet:
         )
 
     def told(self) -> None:
-        """Resets the counts of elements whose takeover the producer does not know of, because a
-        message reports it now.
+        """Resets the counts of elements that were taken over without the producer's knowledge,
+        because a message reports them now.
         """
         self.untold_data = self.untold_batches = self.untold_events = 0
 
     def is_due(self) -> bool:
-        """Whether to send AddCredit now."""
+        """Returns whether to send AddCredit now."""
         if (
             self.credit.is_credit_due
             or self.untold_batches >= UNTOLD_BATCHES_MAX
@@ -198,7 +201,7 @@ class _Inlet:
 
 
 class ConsumerExchange:
-    """The channels whose data the peer produces. They outlive the connection, see `attach`.
+    """The channels whose data the peer produces. They outlive the connection; see `attach`.
 
     `on_output` is called when there is output, at most once until the next `data_to_send`.
     """
@@ -218,8 +221,8 @@ class ConsumerExchange:
     # The connection.
 
     def attach(self, encoder: FrameEncoder) -> None:
-        """Starts on a new connection: requests all open channels, each from its first missing
-        element.
+        """Continues on a new connection, whose frames `encoder` writes: requests all open channels,
+        each from its first missing element.
         """
         self.connection_lost()
         self._encoder = encoder
@@ -236,7 +239,7 @@ class ConsumerExchange:
         self._credit_due.clear()
 
     def close(self) -> None:
-        """Gives up all channels, and tells the peer that this side will request no more."""
+        """Gives up all channels, and announces to the peer that this side will request no more."""
         for inlet in list(self._inlets.values()):
             self._remove(inlet)
         self._post(NO_CHANNEL, CloseRequest())
@@ -253,7 +256,7 @@ class ConsumerExchange:
     ) -> None:
         """Requests a subpartition for `channel`, a number chosen by the caller.
 
-        The channel gets `exclusive` buffers, and borrows floating ones from `pool`.
+        The channel gets `exclusive` buffers of its own, and borrows floating buffers from `pool`.
         """
         if channel in self._inlets or not 0 <= channel < NO_CHANNEL:
             raise LocalProtocolError(
@@ -266,17 +269,18 @@ class ConsumerExchange:
     def request_again(self, channel: int) -> None:
         """Repeats a request after PartitionNotFound, once the back-off is over.
 
-        Has no effect if the channel was cancelled meanwhile, or was requested on a new connection:
-        after a second request the producer would send elements again, perhaps under other numbers.
+        Has no effect if the channel was cancelled meanwhile, or was requested on a new connection.
+        After a second request the producer would send elements again, perhaps under other sequence
+        numbers.
         """
         inlet = self._inlets.get(channel)
         if inlet is not None and inlet.is_refused:
             self._ask(inlet)
 
     def taken_over(self, channel: int, count: int = 1) -> None:
-        """Notes that the task took the next `count` batches or events of `channel`.
+        """Notes that the task has taken over the next `count` batches or events of `channel`.
 
-        Ends the channel after EndOfPartition.
+        Ends the channel if EndOfPartition is among them.
         """
         inlet = self._inlets.get(channel)
         if inlet is None:
@@ -295,7 +299,9 @@ class ConsumerExchange:
             self._settle(inlet)
 
     def resume(self, channel: int) -> None:
-        """Continues after a blocking event. No effect if the channel is not blocked."""
+        """Asks the producer to continue after a blocking event. Has no effect if the channel is not
+        blocked.
+        """
         inlet = self._inlets.get(channel)
         if inlet is not None and inlet.is_blocked:
             inlet.is_blocked = False
@@ -309,7 +315,9 @@ class ConsumerExchange:
             self._post(channel, AckAllUserRecordsProcessed())
 
     def announce_batch_size(self, channel: int, records: int) -> None:
-        """Asks the producer for batches of up to `records` records. Repeated after a reset."""
+        """Asks the producer for batches of up to `records` records. The request is repeated after a
+        reset.
+        """
         inlet = self._inlets.get(channel)
         if inlet is not None:
             inlet.batch_records = records
@@ -329,7 +337,7 @@ class ConsumerExchange:
 
     def buffers(self, channel: int) -> tuple[int, int, int, int]:
         """Returns four counts of a channel's buffers: all, borrowed, ready to receive, and ready
-        ones that the producer knows of.
+        and announced to the producer.
         """
         inlet = self._inlets.get(channel)
         if inlet is None:
@@ -346,10 +354,10 @@ class ConsumerExchange:
     # Receiving.
 
     def receive(self, frame: Frame) -> list[tuple[int, Delivered]]:
-        """Handles a frame. Returns pairs (channel, element or error), in order.
+        """Handles a received frame. Returns pairs (channel, element or error), in order.
 
-        An error other than PartitionNotFound ends its channel. Raises RemoteProtocolError for a
-        malformed control message, or one that no producer sends.
+        Any error except PartitionNotFound ends its channel. Raises RemoteProtocolError for a
+        control message that is malformed, or that no producer sends.
         """
         kind, channel, sequence, body = frame
         inlet = self._inlets.get(channel)
@@ -378,7 +386,7 @@ class ConsumerExchange:
     def data_to_send(self) -> list[bytes | memoryview]:
         """Returns all messages to send, which are few and small.
 
-        Credit is computed in this call, so that it includes all buffers that are ready.
+        Credit is computed only in this call, so that it includes all buffers that are ready now.
         """
         self._told = False
         out: list[bytes | memoryview] = []
@@ -490,10 +498,10 @@ class ConsumerExchange:
             credit.unannounced += 1
 
     def _take_over_one(self, inlet: _Inlet, *, stays: bool) -> int:
-        """Takes over the oldest pending frame. Returns 1 if it is the last one of an element, else
-        0.
+        """Takes over the oldest pending frame. Returns 1 if the frame is the last of an element,
+        otherwise 0.
 
-        `stays` is True if the element is incomplete, so that the frame's content stays here.
+        `stays` is True if the element is incomplete, so that the content of the frame is kept.
         """
         buffer, is_element = inlet.pending.popleft()
         inlet.taken_over += 1
@@ -533,9 +541,9 @@ class ConsumerExchange:
         return error
 
     def _remove(self, inlet: _Inlet) -> None:
-        """Removes a channel and returns the buffers of its elements.
+        """Removes a channel, and gives the buffers of its elements back.
 
-        Elements that the task still uses are in ordinary memory, and stay valid.
+        Elements that the task still uses stay valid, because they are in ordinary memory.
         """
         del self._inlets[inlet.channel]
         self._credit_due.pop(inlet.channel, None)

@@ -1,17 +1,18 @@
 """Credit of one direction of one channel: no data frame is sent without a buffer at the receiver.
 
-Two state machines without I/O. The receiver owns `exclusive` buffers for its channel, at least one.
-It borrows *floating* ones from its gate, as many as the last backlog asks for. Every frame carries
-the backlog: the number of buffers that the data waiting at the sender needs. A buffer is a segment
-of network memory, and each ready one is one credit of the sender. Invariants:
+The module has two state machines without I/O. The receiver owns `exclusive` buffers for its
+channel, at least one. It borrows *floating* buffers from its gate, as many as the last backlog asks
+for. Every frame carries the backlog: the number of buffers that the data waiting at the sender
+needs. A buffer is a segment of network memory. Each ready buffer of the receiver is one credit of
+the sender. Invariants:
 
 * credit of the sender + frames in transit <= ready buffers of the receiver, so every frame finds a
   buffer;
-* a batch may be larger than all buffers. The pool counts its bytes, beyond the pool's size if need
-  be;
+* a batch may be larger than all buffers. The pool counts the bytes of such a batch, even if this
+  exceeds the pool's size;
 * `required` = last backlog + `exclusive`, and the channel waits in the pool's queue at most once;
-* events need no credit. A blocking one carries backlog 0: nothing may be sent after it before the
-  receiver resumes.
+* events need no credit. A blocking event carries backlog 0, because nothing may be sent after it
+  before the receiver resumes.
 
 The design follows CreditBasedSequenceNumberingViewReader and BufferManager of Flink.
 """
@@ -37,9 +38,10 @@ class NextElement(Enum):
 
 
 class CreditSender:
-    """The producer's side: counts down the credit announced by the receiver.
+    """The producer's side of a channel: counts the credit that the receiver has announced and that
+    is not used yet.
 
-    The first `credit` comes with the receiver's request.
+    The initial `credit` comes with the receiver's request.
     """
 
     __slots__ = ("_blocked", "credit", "is_closed")
@@ -56,7 +58,7 @@ class CreditSender:
     def next_element(self, queued: NextElement) -> NextElement:
         """Returns which element may be sent now.
 
-        `queued` tells whether an event or data is first in the queue.
+        `queued` is the kind of the first element in the queue.
         """
         if self._blocked or self.is_closed or (queued is NextElement.DATA and self.credit == 0):
             return NextElement.NONE
@@ -65,7 +67,8 @@ class CreditSender:
     def send_data(self, backlog: int) -> int:
         """Uses one credit for a data frame.
 
-        Returns the backlog that the frame carries, which counts the buffers needed after it.
+        `backlog` is the number of buffers that the data after this frame needs. Returns the backlog
+        that the frame carries.
         """
         if self._blocked:
             raise LocalProtocolError(
@@ -93,7 +96,8 @@ class CreditSender:
     def add_credit(self, count: int) -> None:
         """Adds credit from an AddCredit message.
 
-        Ignored after `close`: the receiver sent the message before it knew of the end.
+        Has no effect after `close`, because the receiver sent the message before it knew that the
+        channel has ended.
         """
         if count < 1:
             raise RemoteProtocolError(f"AddCredit of {count} buffers, expected 1 or more")
@@ -101,12 +105,12 @@ class CreditSender:
             self.credit += count
 
     def resume(self) -> None:
-        """Handles ResumeConsumption."""
+        """Handles the message ResumeConsumption: unblocks the channel."""
         self._blocked = False
 
     def reset(self, credit: int, blocked: bool) -> None:
-        """Begins again on a new connection: frames in transit are lost, and the receiver has
-        `credit` buffers ready.
+        """Begins again on a new connection. Frames in transit are lost. The receiver has `credit`
+        buffers ready. `blocked` tells whether it still has to resume.
         """
         self.credit = credit
         self._blocked = blocked
@@ -118,7 +122,7 @@ class CreditSender:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a blocking event was sent and the receiver has not resumed."""
+        """Whether a blocking event was sent and the receiver has not resumed yet."""
         return self._blocked
 
 
@@ -127,12 +131,12 @@ class FloatingBuffers(Protocol):
 
     def request_segment(self) -> bool: ...
     def take_segment(self) -> None:
-        """Takes a segment, beyond the limits if need be."""
+        """Takes a segment, even if this exceeds the limits."""
 
     def recycle_segment(self) -> None: ...
     def add_listener(self, listener: CreditReceiver) -> bool:
-        """Registers a listener. `on_segment` of the listener that waits longest is called for each
-        free segment.
+        """Registers a listener for free segments. For each free segment, the pool calls
+        `on_segment` of the listener that has waited longest.
 
         Returns False, without registering, if a segment is free already.
         """
@@ -142,18 +146,19 @@ class FloatingBuffers(Protocol):
 
 
 class BufferKind(Enum):
-    """Origin of a buffer, to which the buffer must return."""
+    """The origin of a buffer, to which the buffer must be returned."""
 
     EXCLUSIVE = "exclusive"
     FLOATING = "floating"
 
 
 class CreditReceiver:
-    """The consumer's side of a channel, with `exclusive` own buffers, and floating ones of `pool`.
+    """The consumer's side of a channel, with `exclusive` buffers of its own, and floating buffers
+    from `pool`.
 
-    `pool` None means that there are no floating buffers. `available` buffers are ready to receive.
-    The sender does not know of `unannounced` among them yet. `on_credit` is called when the
-    receiver has taken a buffer that the pool offered. All other changes happen inside calls of the
+    If `pool` is None, there are no floating buffers. `available` buffers are ready to receive;
+    `unannounced` of them were not announced to the sender yet. `on_credit` is called when the
+    receiver has taken a buffer that the pool offered. All other changes happen inside calls by the
     owner.
     """
 
@@ -204,10 +209,10 @@ class CreditReceiver:
         return self._is_waiting
 
     def receive_data(self, backlog: int) -> BufferKind:
-        """Fills a buffer with a data frame that arrived, a floating one if possible.
+        """Fills a buffer with a data frame that has arrived, a floating buffer if possible.
 
-        Returns the kind of the buffer, which the caller recycles later. Raises RemoteProtocolError
-        if the sender had no credit.
+        Returns the kind of the buffer, which the caller passes to `recycle` later. Raises
+        RemoteProtocolError if the sender had no credit.
         """
         if self.available - self.unannounced <= 0:
             raise RemoteProtocolError(
@@ -218,9 +223,9 @@ class CreditReceiver:
         return kind
 
     def take_buffer(self) -> BufferKind:
-        """Takes one ready buffer, a borrowed one if possible.
+        """Takes one ready buffer, a borrowed buffer if possible, and returns its kind.
 
-        Borrowed buffers return to the pool soonest in this way, where other channels may need them.
+        In this way borrowed buffers return soonest to the pool, where other channels may need them.
         """
         if self._floating_ready > 0:
             self._floating_ready -= 1
@@ -231,10 +236,11 @@ class CreditReceiver:
         return BufferKind.EXCLUSIVE
 
     def on_backlog(self, backlog: int) -> None:
-        """Sets the number of wanted buffers to `backlog` plus `exclusive`, and borrows those that
-        are missing or waits for them.
+        """Sets the number of wanted buffers to `backlog` plus `exclusive`. Borrows the missing
+        buffers, or registers for them.
 
-        After a lower backlog, borrowed buffers beyond that number return when they are recycled.
+        If the number falls, borrowed buffers that are no longer wanted return to the pool when they
+        are recycled.
         """
         if backlog < 0:
             raise RemoteProtocolError(f"backlog of {backlog}, expected 0 or more")
@@ -261,9 +267,11 @@ class CreditReceiver:
             self.unannounced += 1
 
     def set_aside(self, kind: BufferKind) -> None:
-        """Recycles a buffer whose content is kept, because it is a part of an unfinished batch.
+        """Recycles a buffer whose content is kept, because the content is part of an unfinished
+        batch.
 
-        So a batch larger than all buffers still arrives. The pool keeps counting its bytes.
+        So a batch that is larger than all buffers still arrives. The pool continues to count the
+        kept bytes.
         """
         if self._pool is not None:
             self._pool.take_segment()
@@ -271,14 +279,14 @@ class CreditReceiver:
         self.recycle(kind)
 
     def finish_batch(self) -> None:
-        """Notes that the task took the batch whose parts were set aside."""
+        """Notes that the task has taken over the batch whose parts were set aside."""
         count, self._set_aside = self._set_aside, 0
         for _ in range(count):
             assert self._pool is not None, "only segments of a pool are set aside"
             self._pool.recycle_segment()
 
     def on_segment(self) -> bool:
-        """Takes a buffer that the pool offers. Returns False if none is needed.
+        """Takes a buffer that the pool offers. Returns False if the channel needs no buffer.
 
         If the channel needs more buffers, it joins the pool's queue again, at the end.
         """
@@ -297,10 +305,10 @@ class CreditReceiver:
         return True
 
     def take_credit(self) -> int:
-        """Returns the credit for an AddCredit message: the number of buffers that became ready
-        since the last one.
+        """Returns the credit for an AddCredit message: the number of buffers that have become ready
+        since the last message.
 
-        One message reports all of them, which saves messages.
+        One message reports all these buffers, which saves messages.
         """
         credit, self.unannounced = self.unannounced, 0
         return credit
@@ -326,8 +334,8 @@ class CreditReceiver:
         self.finish_batch()
 
     def _borrow(self) -> None:
-        """Borrows floating buffers up to the target. If there are too few, waits in the queue of
-        the pool, once.
+        """Borrows floating buffers until the channel has `required` buffers. If the pool has too
+        few, joins the pool's queue, unless the channel is in it already.
         """
         pool = self._pool
         while pool is not None and self.available < self.required and not self._is_waiting:

@@ -1,13 +1,14 @@
 """Errors of the data plane, and the transfer of any error as data.
 
-An error is sent as class name, arguments, message, traceback text and notes. Nothing is pickled and
-nothing is imported. The receiver rebuilds the error only if its class is loaded there already, is
+An error is sent as its class name, arguments, message, traceback as text, and notes. Nothing is
+pickled or imported. The receiver rebuilds the error only if its class is loaded there already, is
 an Exception, and the rebuilt error has the original message. Otherwise a RemoteError carries the
-same facts. Either way the remote traceback is the `__cause__` of the error.
+same information. Either way the remote traceback is the `__cause__` of the error.
 
-Long content is shortened, but an error keeps its class. A message keeps its beginning, a text with
-a decoding error the part around that error, a group the members that fit. Message and arguments of
-one error together, for a group including all its members, take at most 64 KiB.
+Long content is shortened, but an error keeps its class. A message keeps its beginning, a text that
+could not be decoded keeps the part around the mistake, and a group keeps the members that fit. The
+message and the arguments of an error together take at most 64 KiB. For a group, this includes all
+members.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ _NOTES_MAX = 16
 _NOTE_CHARS_MAX = 4_096
 _TYPE_NAME_CHARS_MAX = 200
 _SUBJECT_MAX = 8_192
-"""Number of characters or bytes that are kept of a text that an error is about.
+"""Number of characters or bytes that are kept of a text to whose content an error refers.
 
-They fit into the limit of an error's size, however they are encoded.
+A text of this length fits into an error's maximum size in any encoding.
 """
 _MEMBER_BYTES = 1_024
-"""Number of bytes by which each level of a group reduces the room for its members.
+"""Number of bytes by which each level of nested groups reduces the room for the members.
 
-This limits how deeply groups are nested.
+This limits how deeply groups can be nested.
 """
 _MEMBER_HEADER_BYTES = 8
-"""Maximum overhead of the codec per member."""
+"""Maximum overhead of the codec per member of a group, in bytes."""
 
 
 class PartitionNotFound(Broken):
-    """The producer does not have the partition, at least not yet. The consumer asks again after the
+    """The producer does not have the partition, or not yet. The consumer requests it again after a
     back-off.
     """
 
@@ -71,7 +72,7 @@ class BufferReordering(RemoteProtocolError):
 class RemoteTraceback(AioflowError):
     """Traceback of an error in another process, as text.
 
-    It is only used as the `__cause__` of that error.
+    Used only as the `__cause__` of the error.
     """
 
     def __str__(self) -> str:
@@ -79,9 +80,9 @@ class RemoteTraceback(AioflowError):
 
 
 def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
-    """Returns `error` as data.
+    """Returns `error` as data that can be sent.
 
-    Never raises: parts that cannot be encoded are left out, long ones are cut.
+    Never raises an error. Leaves out parts that cannot be encoded, and cuts long parts.
     """
     if isinstance(error, RemoteError):
         text = error.traceback_text
@@ -94,8 +95,8 @@ def describe_error(error: BaseException, codec: Codec) -> ErrorResponse:
 
 
 def _described(error: BaseException, codec: Codec, traceback_text: str, room: int) -> ErrorResponse:
-    """Returns the description of `error` to send. `room` limits the size of its message and
-    arguments together, in bytes.
+    """Returns the description of `error` to send. `room` is the maximum size in bytes of its
+    message and its arguments together.
     """
     notes = getattr(error, "__notes__", ())
     if isinstance(error, RemoteError):  # From a third process: it keeps its description.
@@ -127,7 +128,9 @@ def _described(error: BaseException, codec: Codec, traceback_text: str, room: in
 def _encoded_group(
     group: BaseExceptionGroup[Any], codec: Codec, room: int
 ) -> tuple[bytes | None, tuple[str, ...]]:
-    """Encodes the group's message and its first members. A note says if there are more.
+    """Encodes the message of a group and as many members as fit into `room` bytes.
+
+    Returns the encoded bytes, None if no member fits, and notes, which say if members are left out.
 
     Each member is encoded as an error of its own, without a traceback, because the traceback of the
     group contains it.
@@ -149,12 +152,12 @@ def _encoded_group(
 
 
 def _around_the_place(error: BaseException) -> tuple[BaseException, tuple[str, ...]]:
-    """Shortens an error about a position in a long text: keeps the part of the text around the
-    position.
+    """Shortens an error that refers to a position in a long text: keeps the part of the text around
+    the position.
 
-    Returns the error and its notes. JSONDecodeError and UnicodeError contain the whole text,
-    perhaps a file, and their positions refer to the whole text. Any other error is returned
-    unchanged.
+    Such errors are JSONDecodeError and UnicodeError, which contain the whole text, perhaps a whole
+    file. Returns the new error, and a note that names the positions in the whole text. Returns any
+    other error unchanged, without notes.
     """
     try:
         match error:
@@ -187,10 +190,10 @@ def _around_the_place(error: BaseException) -> tuple[BaseException, tuple[str, .
 def _encoded_arguments(error: BaseException, codec: Codec, room: int) -> bytes | None:
     """Encodes the constructor arguments of an error. Returns None if they cannot be encoded.
 
-    Tries the arguments that the error gives to pickle, then `args`, then `args` with long texts
-    cut. OSError for files and JSONDecodeError cannot be made from their `args`. Other errors give
-    pickle arguments that are only valid in their own process, and do not need them. `_rebuild`
-    checks that the message is the same.
+    Tries the arguments that pickle would use, then `args`, then `args` with long texts cut. OSError
+    for files and JSONDecodeError cannot be made from their `args`. The pickle arguments of some
+    other errors are valid only in their own process; these errors can be made from `args`.
+    `_rebuild` checks that the message is the same.
     """
     for arguments in (_told_to_pickle, _args, _short_args):
         try:
@@ -219,8 +222,8 @@ def _short_args(error: BaseException) -> tuple[Any, ...]:
 
 
 def rebuild_error(response: ErrorResponse, codec: Codec) -> Exception:
-    """Returns the error in `response`, of its own class or a RemoteError, with notes and
-    traceback.
+    """Returns the error that `response` describes, with notes and traceback. It is an error of the
+    original class or a RemoteError.
     """
     error = _rebuild(response, codec)
     if error is None:
@@ -266,7 +269,8 @@ def _member(body: bytes) -> ErrorResponse:
 
 
 def _loaded_class(type_name: str) -> type[Exception] | None:
-    """Returns the exception class if its module is loaded and contains it, otherwise None.
+    """Returns the exception class with the name `type_name` if its module is loaded and contains
+    it, otherwise None.
 
     Looks in dictionaries only, because `getattr` could import a module.
     """
@@ -286,10 +290,14 @@ def _notes(notes: Any) -> tuple[str, ...]:
 
 
 def _cut(text: str, chars_max: int) -> str:
-    """Cuts a text, and replaces lone surrogates, which UTF-8 cannot encode."""
+    """Cuts a text to its first `chars_max` characters, and replaces lone surrogates, which UTF-8
+    cannot encode.
+    """
     return text[:chars_max].encode("utf-8", "replace").decode()
 
 
 def _cut_front(text: str, chars_max: int) -> str:
-    """Shortens a traceback to its end, which says most, and replaces lone surrogates."""
+    """Cuts a traceback to its last `chars_max` characters, which are the most important, and
+    replaces lone surrogates.
+    """
     return text[-chars_max:].encode("utf-8", "replace").decode()

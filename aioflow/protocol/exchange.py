@@ -1,8 +1,8 @@
 """Both directions of all logical channels between two TaskManagers, over successive connections.
 
-The channels that the peer reads and the channels that this side reads are numbered independently: a
-frame's type determines the direction. This module knows no socket: frames go in, pieces to write
-come out, and `on_output` signals output.
+The channels that the peer reads and the channels that this side reads are numbered independently.
+The type of a frame determines to which of the two its channel number belongs. This module uses no
+socket: it takes frames, returns pieces to write, and calls `on_output` when there is output.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from aioflow.protocol.producer import ProducerExchange
 __all__ = ["Exchange", "Stimulus"]
 
 Stimulus = Delivered | PartitionRequest | CloseRequest
-"""Result of a received frame.
+"""Result of a received frame for one channel.
 
-Bytes, events and errors are for a channel that this side reads, messages for one that the peer
-reads.
+Bytes, events and errors are for a channel that this side reads, messages for a channel that the
+peer reads.
 """
 
 _FOR_THE_CONSUMER = frozenset(
@@ -49,7 +49,7 @@ class Exchange:
     """All channels between two processes: `producer` serves the channels that the peer reads,
     `consumer` the channels that this side reads.
 
-    `on_output` is called when `data_to_send` has new output.
+    `on_output` is called when `data_to_send` has something to return.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Exchange:
         self._heartbeats: list[tuple[FrameType, int]] = []
 
     def attach(self, encoder: FrameEncoder) -> None:
-        """Starts on a new connection, whose frames `encoder` writes.
+        """Continues on a new connection, whose frames `encoder` writes.
 
-        Frames of an earlier connection must no longer be given to `receive`.
+        Frames of an earlier connection must no longer be passed to `receive`.
         """
         self._heartbeats.clear()
         self._encoder = encoder
@@ -72,16 +72,19 @@ class Exchange:
         self.consumer.attach(encoder)
 
     def connection_lost(self) -> None:
-        """Stops sending until the next `attach`. Call `close` to give up instead. Idempotent."""
+        """Stops sending until the next `attach`. To give up all channels instead, call `close`.
+        Idempotent.
+        """
         self._encoder = None
         self._heartbeats.clear()
         self.producer.connection_lost()
         self.consumer.connection_lost()
 
     def close(self) -> None:
-        """Releases the channels that the peer reads, and gives up those that this side reads.
+        """Releases the channels that the peer reads, and gives up the channels that this side
+        reads.
 
-        `data_to_send` then returns the messages that tell the peer.
+        `data_to_send` then returns the messages that announce this to the peer.
         """
         self.producer.close()
         self.consumer.close()
@@ -89,7 +92,8 @@ class Exchange:
     def receive(self, frame: Frame) -> list[tuple[int, Stimulus]]:
         """Handles `frame`, and returns its results as pairs of a channel and an element or message.
 
-        A RemoteProtocolError ends the connection, not the channels.
+        Raises RemoteProtocolError for an invalid frame. The caller must then end the connection;
+        the channels stay.
         """
         kind = frame.type
         if kind in _FOR_THE_CONSUMER:
@@ -103,7 +107,7 @@ class Exchange:
         return []
 
     def send_heartbeat(self, number: int) -> None:
-        """Requests a sign of life from the peer; any received frame is one."""
+        """Requests a sign of life from the peer. Any frame that the peer sends counts as one."""
         self._beat(FrameType.HEARTBEAT, number)
 
     @property
@@ -112,11 +116,11 @@ class Exchange:
         return bool(self._heartbeats) or self.consumer.has_output or self.producer.has_output
 
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
-        """Returns pieces to write in order: heartbeats, messages of consumers, about `max_bytes` of
-        data.
+        """Returns the pieces to write, in order: heartbeats, then messages of consumers, then about
+        `max_bytes` of data.
 
-        Call again while `has_output`. Data is not copied: write the pieces before anything else is
-        sent.
+        Call it again while `has_output` is True. Data is not copied, so the pieces must be written
+        before the next call.
         """
         encoder = self._encoder
         if encoder is None:

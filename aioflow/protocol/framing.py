@@ -8,14 +8,14 @@ is a number that the consumer chose for one of its inputs. `sequence` numbers th
 channel's batches and events, or is the id of a call.
 
 Invariants: magic, version, type and length are checked from the header alone, as soon as its bytes
-are there. So the decoder never waits for a body that it would refuse. Each type has its own limit.
-Types of another plane are refused, so a peer that may send data cannot send a call. After an error
-the decoder only raises that error again. The cost is linear in the number of bytes, even if they
-arrive in small pieces.
+are there. So the decoder never waits for a body that it would refuse. Each type has a maximum
+length of its own. Types that do not belong to the connection's plane are refused, so a peer that
+may send data cannot make calls. After an error the decoder raises the same error at every call. The
+cost is linear in the number of bytes, even if they arrive in small pieces.
 
 With a key, each frame ends in an HMAC-SHA256, cut to 16 bytes, over the frame's number in its
-direction and the frame. It is for connections between machines without TLS. Each direction has a
-key of its own, so no frame can be sent back.
+direction and the frame. This MAC is for connections between machines without TLS. Each direction
+has a key of its own, so an attacker cannot send a frame back to its sender.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 MAGIC: Final = b"aioF"
 PROTOCOL_VERSION = 1
-"""Both ends of a connection must have the same version."""
+"""Version of the protocol, which both ends of a connection must have."""
 
 NO_CHANNEL = 0xFFFF_FFFF
 """Channel number of a frame that concerns the connection as a whole."""
@@ -56,23 +56,24 @@ CONTROL_BYTES_MAX = 1 << 20
 """Maximum size of the body of any other frame."""
 
 _SMALL_BYTES_MAX = 1024
-"""Maximum size of the body of a frame with a few numbers and an id."""
+"""Maximum size of the body of a frame that contains only a few numbers and an id."""
 
 HEADER: Final = struct.Struct(">4sBBIIIQ")
-"""Format of the header with the sequence: 26 bytes."""
+"""Format of the header including the sequence number: 26 bytes."""
 
 _COVERED: Final = struct.Struct(">BBII")
 _LENGTH_AT = 10
-"""Offset of the length; magic, version and type come before the channel."""
+"""Offset of the length in the header. Magic, version, type and channel come before it."""
 
 _MAC_BYTES = 16
 _COUNTER: Final = struct.Struct(">Q")
 
 
 class FrameType(IntEnum):
-    """Type of a frame. 0 to 12 as in Flink's NettyMessage; from 16 on the control plane's own.
+    """Type of a frame. Types 0 to 12 are those of Flink's NettyMessage; types from 16 on are
+    aioflow's own.
 
-    9, Flink's BacklogAnnouncement, is not needed: each channel has buffers of its own.
+    Type 9, Flink's BacklogAnnouncement, is not needed, because each channel has buffers of its own.
     """
 
     BUFFER_RESPONSE = 0
@@ -106,7 +107,7 @@ DATA_PLANE: Final = frozenset(
         FrameType.HELLO,
     ]
 )
-"""Frame types between TaskManagers."""
+"""Frame types of connections between TaskManagers."""
 
 CONTROL_PLANE: Final = frozenset(
     [
@@ -117,7 +118,7 @@ CONTROL_PLANE: Final = frozenset(
         *_HEARTBEATS,
     ]
 )
-"""Frame types between a JobManager and its peers."""
+"""Frame types of connections between a JobManager and its peers."""
 
 LENGTH_MAX: Final[dict[FrameType, int]] = {
     kind: SEGMENT_BYTES
@@ -129,7 +130,7 @@ LENGTH_MAX: Final[dict[FrameType, int]] = {
 }
 """Maximum size of the body in bytes, by type of frame.
 
-The limit is tight for bodies of a few numbers. This also limits how many objects decoding creates.
+The limit is low for bodies of a few numbers. This also limits how many objects decoding creates.
 """
 
 
@@ -148,8 +149,8 @@ class FrameEncoder:
     __slots__ = ("_count", "_key")
 
     def __init__(self, mac_key: bytes | None = None) -> None:
-        """Makes an encoder. `mac_key` is the key of this direction, from the handshake; None means
-        no MAC.
+        """Makes an encoder. `mac_key` is the MAC key of this direction, from the handshake; None
+        means that frames have no MAC.
         """
         self._key = None if mac_key is None else hmac.new(mac_key, digestmod=hashlib.sha256)
         self._count = 0
@@ -168,8 +169,8 @@ class FrameEncoder:
         prefix: bytes,
         payload: bytes | memoryview = b"",
     ) -> list[bytes | memoryview]:
-        """Returns the frame with body `prefix + payload` as pieces to write; `payload` is not
-        copied.
+        """Returns the frame with body `prefix + payload` as pieces to write. Does not copy
+        `payload`.
 
         Raises LocalProtocolError if the body exceeds the limit of its type.
         """
@@ -204,8 +205,8 @@ class FrameDecoder:
     def __init__(
         self, accepted: frozenset[FrameType] = DATA_PLANE, mac_key: bytes | None = None
     ) -> None:
-        """Makes a decoder. `mac_key` is the key of the peer's direction, from the handshake; None
-        means no MAC.
+        """Makes a decoder. `mac_key` is the MAC key of the peer's direction, from the handshake;
+        None means that frames have no MAC.
         """
         self._accepted: dict[int, FrameType] = {
             int(kind): kind for kind in FrameType if kind in accepted
@@ -214,15 +215,15 @@ class FrameDecoder:
         self._count = 0
         self._buffer = bytearray()
         self._wanted = 0
-        """Size of the first frame in the buffer; 0 while its length is unknown."""
+        """Size in bytes of the first frame in the buffer; 0 while unknown."""
         self._error: RemoteProtocolError | None = None
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """Returns the frames that `data` completes, and keeps a copy of the rest.
 
         Raises RemoteProtocolError at the first byte that cannot be part of a frame, and at every
-        later call. Complete frames before it in the same `data` are lost: the connection ends, and
-        channels resume on the next one.
+        later call. Complete frames before that byte in the same `data` are lost, because the
+        connection ends. Channels resume on the next connection.
         """
         if self._error is not None:
             raise self._error
@@ -251,8 +252,8 @@ class FrameDecoder:
         return len(self._buffer)
 
     def _parse(self, view: memoryview) -> tuple[list[Frame], int, int]:
-        """Returns the complete frames, their total size, and the size of the next frame, 0 if
-        unknown.
+        """Returns the complete frames in `view`, their total size in bytes, and the size of the
+        next frame, 0 if unknown.
         """
         accepted, limits, unpack_header, header_bytes = (
             self._accepted,
@@ -292,8 +293,8 @@ class FrameDecoder:
         return frames, at, 0
 
     def _refuse(self, header: memoryview) -> None:
-        """Raises the error of an invalid header, which may be incomplete. Returns if it is valid so
-        far.
+        """Raises RemoteProtocolError if `header`, which may be incomplete, is invalid. Returns if
+        it is valid so far.
         """
         start = bytes(header[:4])
         if start != MAGIC[: len(start)]:

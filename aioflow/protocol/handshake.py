@@ -1,16 +1,18 @@
 """The handshake of a connection: both sides prove that they know a shared secret.
 
-Nothing else of a connection is parsed before. No key is sent, and nothing is allocated.
+No other bytes of a connection are parsed before the handshake is done. No key is sent, and nothing
+is allocated.
 
     client -> server   4 magic | 1 version | 1 role | 32 client nonce
     server -> client   32 server nonce | 32 proof of the server
     client -> server   32 proof of the client
 
 A proof is an HMAC-SHA256 with the secret over a label, version, role and both nonces. The server
-proves first, so a client never answers a stranger. The labels differ, so no proof can be sent back
-to its origin. Both nonces are fresh, so no proof can be replayed. Both sides derive the same
-session key, which no eavesdropper has. Input is bounded: an invalid byte is refused when it
-arrives, and only these bytes are ever kept. Nonces are arguments: randomness belongs to the caller.
+sends its proof first, so a client never answers a stranger. The two labels differ, so a proof
+cannot be sent back to its sender. Both nonces are fresh, so a proof cannot be replayed. Both sides
+derive the same session key, which an eavesdropper cannot compute. Input is bounded: an invalid byte
+is refused when it arrives, and no more bytes than these are kept. The caller passes the nonces, so
+this module needs no randomness.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ __all__ = [
 
 NONCE_BYTES = 32
 SECRET_BYTES_MIN = 16
-"""Minimum length of a secret. A shorter one could be guessed from one proof."""
+"""Minimum length of a secret in bytes. A shorter secret could be guessed from one proof."""
 
 _MAGIC: Final = b"aioH"
 _VERSION = 1
@@ -51,8 +53,8 @@ _SERVER_LABEL, _CLIENT_LABEL, _SESSION_LABEL = (
 
 
 class PeerRole(IntEnum):
-    """The role of a client. Each listener accepts a few roles, and a role limits what its
-    connection may send.
+    """The role of a client. Each listener accepts only certain roles. The role limits what the
+    client may send.
     """
 
     SUBMITTER = 1
@@ -65,7 +67,7 @@ class PeerRole(IntEnum):
 
 
 class Side(IntEnum):
-    """The two sides of a connection: one opened it, the other accepted it."""
+    """The two sides of a connection: the client has opened it, the server has accepted it."""
 
     CLIENT = 0
     SERVER = 1
@@ -75,7 +77,8 @@ class Side(IntEnum):
 class Handshaken:
     """The result of a handshake: both sides know the secret.
 
-    `leftover` holds bytes that were received after the handshake: the beginning of the frames.
+    `leftover` contains the bytes that were received after the handshake, which are the beginning of
+    the first frames.
     """
 
     role: PeerRole
@@ -84,7 +87,7 @@ class Handshaken:
 
 
 def direction_key(session_key: bytes, sender: Side) -> bytes:
-    """Returns the MAC key for frames of `sender`; each direction has its own."""
+    """Returns the MAC key for frames that `sender` sends. Each direction has a key of its own."""
     return _hmac(
         session_key,
         b"aioflow frames of the client"
@@ -94,10 +97,10 @@ def direction_key(session_key: bytes, sender: Side) -> bytes:
 
 
 class ClientHandshake:
-    """The connecting side of a handshake, as `role`.
+    """The client's side of a handshake, for a client with `role`.
 
-    `start` returns the first bytes; `done` is set once the server has proved that it knows the
-    secret.
+    `start` returns the first bytes to send. `done` is None until the server has proved that it
+    knows the secret.
     """
 
     __slots__ = ("_buffer", "_failed", "_nonce", "_role", "_secret", "done")
@@ -116,8 +119,8 @@ class ClientHandshake:
         return _MAGIC + bytes((_VERSION, self._role)) + self._nonce
 
     def receive(self, data: bytes) -> bytes:
-        """Returns the bytes to send. Raises NotAuthenticated if the server does not know the
-        secret.
+        """Handles received bytes, and returns the bytes to send. Raises NotAuthenticated if the
+        server does not know the secret.
         """
         _check_open(self.done, self._failed)
         self._buffer += data[: _ANSWER_BYTES + 1]
@@ -137,9 +140,9 @@ class ClientHandshake:
 
 
 class ServerHandshake:
-    """The accepting side of a handshake, for clients of `accepted_roles`.
+    """The server's side of a handshake, for clients with one of `accepted_roles`.
 
-    `done` is set once the client has proved that it knows the secret.
+    `done` is None until the client has proved that it knows the secret.
     """
 
     __slots__ = (
@@ -165,9 +168,10 @@ class ServerHandshake:
         self._transcript = b""
 
     def receive(self, data: bytes) -> bytes:
-        """Returns the bytes to send.
+        """Handles received bytes, and returns the bytes to send.
 
-        Raises NotAuthenticated: close the connection then, and send nothing more.
+        Raises NotAuthenticated if the client is refused. The caller must then close the connection
+        and send nothing more.
         """
         _check_open(self.done, self._failed)
         try:
@@ -226,8 +230,8 @@ class ServerHandshake:
 
 
 def _transcript(role: PeerRole, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Returns the bytes that a proof covers. All parts have fixed lengths, so the bytes are
-    unique.
+    """Returns the bytes that a proof covers. All parts have fixed lengths, so different arguments
+    have different results.
     """
     return bytes((_VERSION, role)) + client_nonce + server_nonce
 

@@ -1,8 +1,8 @@
 """The bodies of control frames: one frozen Struct per message, as a msgpack array of fields.
 
-A body is checked twice. The decoder has limits, so no small body becomes many objects. Then every
-field is checked against the schema beside its class, by exact type (True is no int) and range. A
-failure is a RemoteProtocolError that names message and field.
+A body is checked twice. First, the decoder has limits, so that a small body cannot become many
+objects. Then every field is checked against the schema of its class, by exact type (True is no int)
+and range. An invalid body raises RemoteProtocolError, which names the message and the field.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 CREDIT_MAX = 1 << 20
-"""Maximum number of buffers of one channel that are announced or filled: 32 GiB of segments.
+"""Maximum number of announced and filled buffers of one channel, which are 32 GiB of segments.
 
 A larger number is invalid.
 """
@@ -49,7 +49,7 @@ class PartitionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `credit` is the number of buffers that are ready now. `resume_from` is the sequence number of
     the first frame that the consumer has not received. `blocked` means that the consumer has
-    received a blocking event and has not resumed.
+    received a blocking event and has not resumed yet.
     """
 
     partition_id: str
@@ -60,9 +60,9 @@ class PartitionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as data, never as a pickle: see `protocol.errors`.
+    """An error as data, never as a pickle; see `protocol.errors`.
 
-    With a channel number the error ends that channel, without one all channels.
+    If the frame has a channel number, the error ends this channel, otherwise all channels.
     """
 
     type_name: str
@@ -76,19 +76,21 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CancelPartitionRequest(msgspec.Struct, frozen=True):
-    """Cancels a channel. Without a channel number, cancels all channels that were not requested on
-    this connection.
+    """Cancels a channel. If the frame has no channel number, cancels all channels that were not
+    requested on this connection.
     """
 
 
 class CloseRequest(msgspec.Struct, frozen=True):
-    """Announces that the sender is about to close, and cancels all its channels."""
+    """Announces that the sender is about to close the connection, and cancels all channels that the
+    sender reads.
+    """
 
 
 class AddCredit(msgspec.Struct, frozen=True):
     """Announces that `credit` more buffers are ready.
 
-    The consuming task took over all frames with a sequence number below `taken_over`.
+    The consuming task has taken over all frames with a sequence number below `taken_over`.
     """
 
     credit: int
@@ -137,7 +139,7 @@ def message_body(message: Message) -> bytes:
 def decode_message(kind: FrameType, body: bytes) -> Message:
     """Returns the message of a frame of type `kind`.
 
-    Raises RemoteProtocolError naming message and field.
+    Raises RemoteProtocolError, which names the message and the field, if the body is invalid.
     """
     if kind is FrameType.ADD_CREDIT:
         # AddCredit is the only message per batch: a valid one is decoded in a fifth of the time.
@@ -166,9 +168,10 @@ def decode_message(kind: FrameType, body: bytes) -> Message:
 
 
 def unpack_fields(body: bytes, subject: str, count: int) -> list[Any]:
-    """Returns the `count` fields of a msgpack array. They may have any type but map and extension.
+    """Returns the `count` fields of a msgpack array. The fields may have any type except map and
+    extension.
 
-    Raises RemoteProtocolError, naming `subject`.
+    Raises RemoteProtocolError, which names `subject`, if the body is invalid.
     """
     try:
         fields = msgpack.unpackb(
@@ -288,7 +291,7 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 def _shown(value: Any) -> str:
     """Formats a value for an error message.
 
-    Numbers are shown. For text and containers only the type and length are.
+    Shows numbers as they are. Shows only the type and the length of text and containers.
     """
     if type(value) in (int, float, bool, type(None)):
         return repr(value)[:40]

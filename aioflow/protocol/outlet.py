@@ -1,4 +1,6 @@
-"""The state of one channel at its producer: sent frames that are kept, and frames to send next."""
+"""The state of one channel at its producer: the sent frames that are kept, and the frames to send
+next.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from aioflow.protocol.messages import ErrorResponse, PartitionRequest
 __all__ = ["PAYLOAD_BYTES_MAX", "Outlet", "SentFrame", "SubpartitionView"]
 
 PREFIX: Final = struct.Struct(">BI")
-"""Format of the bytes before the payload of data and events: flags, and the backlog after this
-frame.
+"""Format of the bytes before the payload of a data or event frame: flags, and the backlog after
+this frame.
 """
 
 FLAG_CONTINUES = 1
@@ -26,18 +28,19 @@ FLAG_CONTINUES = 1
 FLAG_BLOCKING = 2
 """Flag: the channel is blocked after this event."""
 FLAG_PRIORITY = 4
-"""Flag: this event has overtaken the elements at the producer, and overtakes those at the consumer.
+"""Flag: this event has overtaken the elements at the producer, and overtakes the elements at the
+consumer.
 
 The event may come in the middle of a batch.
 """
 
 PAYLOAD_BYTES_MAX = SEGMENT_BYTES - PREFIX.size
-"""Maximum payload of one frame. A longer batch spans several frames."""
+"""Maximum size in bytes of the payload of one frame. A longer batch spans several frames."""
 
 UNACKNOWLEDGED_EVENTS_MAX = 1024
 """Maximum number of sent events that the consumer has not taken over.
 
-Events need no credit, but a consumer that takes nothing over must not fill the producer's memory.
+Events need no credit, but a consumer that takes no events over must not fill the producer's memory.
 """
 
 _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
@@ -57,14 +60,14 @@ class SubpartitionView(Protocol):
 
         The callback gets True for a priority event, which must be polled at once. Raises Closed for
         a second reader. With `acknowledges` the reader will call `taken_over` for each batch.
-        `unsent` returns polled elements that are not sent yet.
+        `unsent` returns the polled elements that the reader has not sent yet.
         """
 
     def poll(self) -> tuple[RecordBatch | Event, int, bool, int] | None:
         """Returns the next element, the backlog after it, whether more elements are available, and
         the element's number. Returns None if there is no element.
 
-        Raises ProducerFailed.
+        Raises ProducerFailed if the producer has failed.
         """
 
     @property
@@ -78,7 +81,9 @@ class SubpartitionView(Protocol):
     @property
     def is_released(self) -> bool: ...
     def taken_over(self) -> None:
-        """Notes that the consumer took over the oldest polled batch, whose memory returns."""
+        """Notes that the consumer has taken over the oldest polled batch, and returns the memory of
+        this batch.
+        """
 
     def resize(self, records: int) -> None:
         """Limits batches to `records` records from now on."""
@@ -89,7 +94,9 @@ class SubpartitionView(Protocol):
 
 
 class SentFrame(NamedTuple):
-    """A sent frame. It is kept so that it can be encoded again for another connection."""
+    """A sent frame. Sent frames are kept so that they can be encoded again for another
+    connection.
+    """
 
     sequence: int
     type: FrameType
@@ -97,7 +104,9 @@ class SentFrame(NamedTuple):
     backlog: int
     payload: bytes | memoryview
     ends_batch: bool
-    """Whether the frame is the last one of a batch. Its takeover returns the batch's memory."""
+    """Whether the frame is the last one of a batch. When it is taken over, the memory of the batch
+    is returned.
+    """
 
 
 def _is_priority(sent: SentFrame) -> bool:
@@ -145,16 +154,18 @@ class Outlet:
         """
         self.kept_events = 0
         self.unsent: deque[SentFrame] = deque()
-        """Frames to send before the next poll.
+        """Frames to send before the next element is polled.
 
-        These are the rest of a batch, or frames of a lost connection.
+        These are the remaining frames of a batch, or frames of a lost connection.
         """
         self.next_sequence = 0
         self.acknowledged = 0
         self.blocking_sequence: int | None = None
         self.end_sequence: int | None = None
         self.error: ErrorResponse | None = None
-        """Error with which the channel failed. All other attributes are meaningless then."""
+        """Error with which the channel has failed, otherwise None. After an error, all other
+        attributes are meaningless.
+        """
         self.has_data = False
         self.is_ready = False
         self.is_closed = False
@@ -166,7 +177,8 @@ class Outlet:
         return self.unsent[0].sequence if self.unsent else self.next_sequence
 
     def unsent_elements(self) -> list[bytes | Event]:
-        """Returns the batches and events that a priority event overtakes now, oldest first.
+        """Returns the batches and events in `unsent` that a priority event would overtake now,
+        oldest first.
 
         A partly sent batch is included as a whole.
         """
@@ -188,7 +200,8 @@ class Outlet:
     def put_first(self, event: Event, backlog: int) -> None:
         """Inserts `event` in `unsent` behind other priority events, before everything else.
 
-        The frames behind the event are renumbered, which is possible because they were not sent.
+        Renumbers the frames behind the event, which is possible because they were not sent on this
+        connection.
         """
         urgent = list(takewhile(_is_priority, self.unsent))
         sequence = self.sent_sequence + len(urgent)
@@ -208,7 +221,9 @@ class Outlet:
         self.next_sequence += 1
 
     def can_send(self) -> bool:
-        """Whether a frame may be sent now. Also True if the next poll will raise an error."""
+        """Returns whether a frame may be sent now. Also returns True if the next poll will raise an
+        error.
+        """
         if self.is_closed or self.is_detached or self.error is not None:
             return False
         if self.unsent:

@@ -1,20 +1,21 @@
 """The producer's side of all channels of one connection.
 
-Channels with output are in a ready queue, each at most once, and take turns. A turn is one batch,
-one event, or one segment of a batch that does not fit into one frame. So no code scans all
-channels. Invariants:
+Channels with output are in a ready queue, each at most once, and take turns. So no code has to scan
+all channels. In a turn a channel sends one batch, one event, or one segment of a batch that does
+not fit into one frame. Invariants:
 
 * a data frame needs credit, an event does not. After a blocking event no frame leaves until the
   consumer resumes;
 * sent frames are kept until the consumer has *taken them over*, as AddCredit reports. So the number
   of kept frames never exceeds the number of buffers that the consumer granted, plus a limited
   number of events. After a reset the channel continues exactly at the consumer's position;
-* the view keeps the memory of a batch until the consumer has taken the batch over. So queued and
-  kept batches together never exceed the pool of the partition by more than its overdraft.
+* the subpartition keeps the memory of a batch until the consumer has taken the batch over. So
+  queued and kept batches together never exceed the pool of the partition by more than its
+  overdraft.
 
-A channel that fails ends alone: its consumer gets the error as data. The design follows
-PartitionRequestQueue and CreditBasedSequenceNumberingViewReader of Flink, which keep no sent frames
-for a resume.
+If a channel fails, only this channel ends, and its consumer gets the error as data. The design
+follows PartitionRequestQueue and CreditBasedSequenceNumberingViewReader of Flink, which keep no
+sent frames for a resume.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _DATA, _EVENT = FrameType.BUFFER_RESPONSE, FrameType.EVENT_RESPONSE
 
 
 class ProducerExchange:
-    """The channels that the peer reads. They outlive the connection, see `attach`.
+    """The channels that the peer reads. They outlive the connection; see `attach`.
 
     `on_output` is called when there is output, at most once until the next `data_to_send`.
     """
@@ -74,9 +75,9 @@ class ProducerExchange:
     # The connection.
 
     def attach(self, encoder: FrameEncoder) -> None:
-        """Starts on a new connection.
+        """Continues on a new connection, whose frames `encoder` writes.
 
-        Each channel continues once the consumer requests it again.
+        Each channel sends again once the consumer has requested it on this connection.
         """
         self.connection_lost()
         self._encoder = encoder
@@ -93,10 +94,10 @@ class ProducerExchange:
             outlet.credit.reset(0, outlet.credit.is_blocked)
 
     def abandon_detached(self) -> None:
-        """Releases channels that were not requested again, because their consumer is gone or has
-        finished.
+        """Releases the channels that were not requested on the new connection, because their
+        consumers are gone or have finished.
 
-        Call it when the peer has signalled that it requested all channels, or if no further
+        Called when the peer has signalled that it has requested all its channels, or if no further
         connection will come.
         """
         for outlet in [outlet for outlet in self._outlets.values() if outlet.is_detached]:
@@ -110,11 +111,13 @@ class ProducerExchange:
     # Receiving.
 
     def receive(self, frame: Frame) -> list[tuple[int, PartitionRequest | CloseRequest]]:
-        """Handles a frame. Returns requests for the owner, as pairs (channel, message).
+        """Handles a received frame. Returns requests for the owner of this object, as pairs
+        (channel, message).
 
-        Answer a PartitionRequest with `on_partition_request`, `partition_not_found` or `refuse`.
-        A channel that cannot continue, because this side gave it up, is refused here. Raises
-        RemoteProtocolError for a malformed body. A violation in one channel only ends that channel.
+        The owner answers a PartitionRequest by `on_partition_request`, `partition_not_found` or
+        `refuse`. This method itself refuses a channel that cannot continue because this side gave
+        it up. Raises RemoteProtocolError for a malformed body. A protocol violation in one channel
+        ends only that channel.
         """
         channel = frame.channel
         message = decode_message(frame.type, frame.body)
@@ -165,7 +168,8 @@ class ProducerExchange:
     ) -> None:
         """Starts to send the elements of `view` to `channel`.
 
-        If the view has, or had, a reader, the consumer of this channel gets the error.
+        `encode` encodes a batch. If `view` has or had a reader already, the consumer of this
+        channel gets an error.
         """
         if channel in self._outlets:
             raise LocalProtocolError(
@@ -190,7 +194,9 @@ class ProducerExchange:
             self.refuse(channel, error)
 
     def partition_not_found(self, channel: int, partition_id: str) -> None:
-        """Tells the consumer that the partition does not exist yet, so that it asks again later."""
+        """Answers the request of `channel`: the partition does not exist yet. The consumer will ask
+        again later.
+        """
         self.refuse(
             channel,
             PartitionNotFound(f"partition {partition_id} is not registered at its producer"),
@@ -210,10 +216,10 @@ class ProducerExchange:
         return self._encoder is not None and bool(self._messages or self._ready)
 
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
-        """Returns the pieces to write, in order: about `max_bytes`, at least one frame if there is
-        one.
+        """Returns the pieces to write, in order: about `max_bytes`, but at least one frame if there
+        is output.
 
-        Batches are not copied.
+        Does not copy batches.
         """
         self._told = False
         out: list[bytes | memoryview] = []
@@ -258,7 +264,7 @@ class ProducerExchange:
     def _send_one(
         self, outlet: Outlet, encoder: FrameEncoder, out: list[bytes | memoryview]
     ) -> int:
-        """Sends the next frame of `outlet`. Returns the size of its payload."""
+        """Appends the next frame of `outlet` to `out`. Returns the size of its payload in bytes."""
         if not outlet.unsent and not self._poll(outlet):
             return 0
         sent = outlet.unsent.popleft()
@@ -276,7 +282,9 @@ class ProducerExchange:
         return len(payload) + PREFIX.size
 
     def _poll(self, outlet: Outlet) -> bool:
-        """Converts the next element of the queue into frames. Returns False if there is none."""
+        """Converts the next element in the queue of `outlet` into frames. Returns False if there is
+        no element.
+        """
         view = outlet.view
         polled = view.poll()
         if polled is None:
@@ -356,8 +364,9 @@ class ProducerExchange:
         self._schedule(outlet)
 
     def _resume(self, outlet: Outlet, request: PartitionRequest) -> None:
-        """Handles a repeated request, which comes on a new connection, or because the consumer did
-        not get the answer.
+        """Handles a repeated request for a channel.
+
+        The consumer repeats a request on a new connection, or if it did not get the answer.
         """
         if outlet.error is not None:
             self._post(outlet.channel, outlet.error)
@@ -414,7 +423,9 @@ class ProducerExchange:
             self._tell()
 
     def _forget(self, outlet: Outlet, taken_over: int) -> None:
-        """Drops the frames numbered below `taken_over`, which will never be requested again."""
+        """Drops the frames with a sequence number below `taken_over`, which will never be requested
+        again.
+        """
         if taken_over <= outlet.acknowledged:
             return
         outlet.acknowledged = taken_over
@@ -428,7 +439,7 @@ class ProducerExchange:
                     outlet.view.taken_over()
 
     def _fail(self, outlet: Outlet, error: BaseException) -> None:
-        """Ends `outlet` with `error` for its consumer.
+        """Ends `outlet`, and sends `error` to its consumer.
 
         The outlet stays until the consumer has received the error.
         """
@@ -437,7 +448,7 @@ class ProducerExchange:
         self._post(outlet.channel, outlet.error)
 
     def _close(self, outlet: Outlet) -> None:
-        """Ends `outlet`, because nothing reads it any more."""
+        """Ends and removes `outlet`, because its consumer does not read it any more."""
         if self._outlets.pop(outlet.channel, None) is not None:
             outlet.is_closed = True
             self._drop(outlet)
@@ -464,8 +475,8 @@ class ProducerExchange:
 def _forgotten(request: PartitionRequest) -> Broken:
     """Returns the error for a consumer that requests its channel after this side gave it up.
 
-    The error is not a ProducerFailed, which would mean that a failure upstream was already
-    reported. Here the consumer has to report the failure.
+    The error is not a ProducerFailed, which would mean that the failure of a producer was reported
+    already. In this case the consumer has to report the failure.
     """
     name = f"subpartition {request.subpartition_index} of {request.partition_id}"
     return Broken(

@@ -1,12 +1,12 @@
 """Calls between processes, without I/O: matches answers to calls.
 
-Both sides may call. The caller numbers its calls, and the number is the sequence of their frames.
-Arguments and results go through the codec, errors as data (`protocol.errors`). Invariants: a call
-gets at most one answer. An answer to an abandoned call is dropped. An answer to a call that was
-never made is an error of the peer.
+Both sides may call. The caller numbers its calls. The number of a call is the sequence number of
+its frames. The codec encodes arguments and results; errors are sent as data (`protocol.errors`).
+Invariants: a call gets at most one answer. An answer to an abandoned call is dropped. An answer to
+a call that was never made is a protocol error.
 
-A body longer than one frame is sent in several, one after the other. The first byte of each tells
-whether more follow.
+A body that is longer than one frame is sent in several frames, one after the other. The first byte
+of each frame tells whether more frames follow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ __all__ = [
 ]
 
 CALL_BYTES_MAX = 64 << 20
-"""Maximum size of a call or answer over all its frames, which limits the memory a peer can use."""
+"""Maximum size in bytes of a call or an answer over all its frames. This limits the memory that a
+peer can use.
+"""
 
 _METHOD_CHARS_MAX = 200
 _CHUNK_BYTES = CONTROL_BYTES_MAX - 1
@@ -69,7 +71,7 @@ class Notification(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The peer answers that call `call_id` returned `value`."""
+    """The peer answers that call `call_id` has returned `value`."""
 
     call_id: int
     value: Any
@@ -77,7 +79,9 @@ class Reply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CallError:
-    """The peer answers that call `call_id` raised `error`. The caller can raise this object."""
+    """The peer answers that call `call_id` has raised `error`, an exception that the caller can
+    raise.
+    """
 
     call_id: int
     error: Exception = field(compare=False)
@@ -90,7 +94,8 @@ Received = Request | BadRequest | Notification | Reply | CallError
 class RpcPeer:
     """One side of a control connection.
 
-    The object lives as long as the connection. When the connection ends, all `open_calls` fail.
+    The object lives as long as the connection. When the connection ends, the calls in
+    `open_calls` have failed.
     """
 
     __slots__ = (
@@ -109,9 +114,9 @@ class RpcPeer:
         self._encoder = encoder
         self._next_call_id = 1
         self._open: dict[int, str] = {}
-        """Method of each call of this side that has no answer yet, by the id of the call."""
+        """Method name of each call of this side that has no answer yet, by the id of the call."""
         self._requested: dict[int, str] = {}
-        """Method of each call of the peer that is not answered yet, by the id of the call."""
+        """Method name of each call of the peer that is not answered yet, by the id of the call."""
         self._gathering: tuple[FrameType, int] | None = None
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
@@ -119,9 +124,9 @@ class RpcPeer:
     # Sending.
 
     def call(self, method: str, args: Sequence[Any] = ()) -> tuple[int, bytes]:
-        """Returns the id of the call and the bytes to send.
+        """Begins a call of `method`. Returns the id of the call and the bytes to send.
 
-        Raises TypeNotSupported, naming the method, if an argument cannot be encoded.
+        Raises TypeNotSupported, which names the method, if an argument cannot be encoded.
         """
         call_id = self._next_call_id
         content = self._frames(
@@ -136,9 +141,9 @@ class RpcPeer:
         return self._frames(FrameType.RPC_NOTIFY, 0, self._invocation(method, args), method)
 
     def reply(self, call_id: int, value: Any) -> bytes:
-        """Returns the answer to a request, as bytes to send.
+        """Returns the answer `value` to the peer's call `call_id`, as bytes to send.
 
-        Raises TypeNotSupported if `value` cannot be encoded: then answer with `fail`.
+        Raises TypeNotSupported if `value` cannot be encoded. Then call `fail` instead.
         """
         method = self._requested_method(call_id)
         body = self._codec.encode(value, owner=f"the result of {method}")
@@ -147,7 +152,9 @@ class RpcPeer:
         return content
 
     def fail(self, call_id: int, error: BaseException) -> bytes:
-        """Returns the answer for a request that raised `error`, as bytes to send."""
+        """Returns the answer that the peer's call `call_id` has raised `error`, as bytes to
+        send.
+        """
         method = self._requested_method(call_id)
         content = self._frames(
             FrameType.RPC_ERROR, call_id, message_body(describe_error(error, self._codec)), method
@@ -156,7 +163,9 @@ class RpcPeer:
         return content
 
     def give_up(self, call_id: int) -> None:
-        """Abandons a call, so that its answer will be dropped. Idempotent."""
+        """Abandons the call `call_id` of this side, so that its answer will be dropped.
+        Idempotent.
+        """
         self._open.pop(call_id, None)
 
     @property
@@ -167,9 +176,10 @@ class RpcPeer:
     # Receiving.
 
     def receive(self, frame: Frame) -> Received | None:
-        """Returns the message that the frame completes; None for a part, or an abandoned call.
+        """Returns the message that the frame completes. Returns None if more frames must follow, or
+        if the call was abandoned.
 
-        Raises RemoteProtocolError for an invalid frame; close the connection then.
+        Raises RemoteProtocolError for an invalid frame. The caller must then close the connection.
         """
         kind, _, call_id, body = frame
         handle = _HANDLERS.get(kind)
@@ -179,7 +189,9 @@ class RpcPeer:
         return None if gathered is None else handle(self, call_id, gathered)
 
     def _gather(self, kind: FrameType, call_id: int, body: bytes) -> bytes | None:
-        """Returns the whole body once its last part has arrived, None before."""
+        """Adds a part of a body. Returns the whole body if this is its last part, otherwise
+        None.
+        """
         flag = body[:1]
         if flag not in (_LAST, _MORE):
             raise RemoteProtocolError(f"a {kind.name} frame begins with {flag!r}, expected 0 or 1")
@@ -236,7 +248,9 @@ class RpcPeer:
         return CallError(call_id, rebuild_error(response, self._codec))
 
     def _close_call(self, call_id: int) -> bool:
-        """Closes a call. Returns whether it was waiting for its answer."""
+        """Closes the call `call_id` of this side. Returns whether the call was waiting for its
+        answer.
+        """
         if not 0 < call_id < self._next_call_id:
             raise RemoteProtocolError(
                 f"an answer came to call {call_id}, which was never made; the last one was "
