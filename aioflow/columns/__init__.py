@@ -1,7 +1,7 @@
 """Processes whole batches of records as numpy columns.
 
-Only operators that receive a batch of columns, and sources that make one, load this package. Its
-modules use these terms:
+This package is loaded only by operators that receive a batch of columns, and by sources that make
+such batches. Its modules use these terms:
 
 * Rows: the code path that processes one record after the other. The code for columns gives the same
   results.

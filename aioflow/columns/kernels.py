@@ -429,8 +429,8 @@ class Leaf:
 
 
 def check_merge(leaves: Sequence[Leaf]) -> None:
-    """Raises NotOnColumns if accumulators of one aggregate cannot be merged as arrays. `leaves` has
-    those of each slice.
+    """Raises NotOnColumns if the accumulators of one aggregate cannot be merged as arrays. `leaves`
+    has the accumulators of each slice.
     """
     filled = [leaf for leaf in leaves if leaf.values is not None]
     dtypes = {leaf.values.dtype for leaf in filled if leaf.values is not None}

@@ -90,7 +90,7 @@ class Part:
 class Expr(Generic[T]):
     """Base of all nodes: the operators and methods that build larger expressions.
 
-    Immutable, picklable, hashed by identity.
+    Nodes are immutable and picklable. They are hashed by identity.
     """
 
     __slots__ = ()
@@ -256,8 +256,8 @@ class Expr(Generic[T]):
 
     @property
     def _children(self) -> tuple[Expr[Any], ...]:
-        """Returns the expressions from which this one is made, in the order in which they are
-        written.
+        """Returns the expressions that are parts of this expression, in the order in which they
+        are written.
         """
         return ()
 

@@ -183,7 +183,7 @@ def _refusal(
 
 
 def _is_from_elsewhere(request: web.Request) -> bool:
-    """Whether the request may come from another machine, by the address of the client.
+    """Whether the request may come from another machine, judged by the address of the client.
 
     The Host header is not used, because the client can write anything there.
     """

@@ -65,7 +65,7 @@ class Operations:
         self._known: dict[tuple[str, str, str], asyncio.Task[Any]] = {}
 
     def find(self, job_id: str, kind: str, request_id: str) -> asyncio.Task[Any]:
-        """Returns the asyncio task of a requested operation. Raises NotFound for an unknown one."""
+        """Returns the asyncio task of a requested operation. Raises NotFound if it is unknown."""
         operation = self._known.get((job_id, kind, request_id))
         if operation is None:
             raise NotFound(f"there is no {kind} request {request_id[:40]!r} of job {job_id[:40]}")
@@ -360,7 +360,7 @@ POINTS_MAX = 600
 SERIES_MAX = 2_000
 """Maximum number of series of a job. They take about 10 MB.
 
-If a job has more metrics, only the first ones have series.
+If a job has more metrics, only the first metrics have series.
 """
 
 

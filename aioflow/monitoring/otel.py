@@ -55,8 +55,8 @@ Reading = dict[str, list[Observation]]
 class OpenTelemetryExport:
     """Exports metrics of jobs through a meter provider.
 
-    An instrument is made when a metric is first read that belongs to it. One export serves any
-    number of jobs, on one loop.
+    The instrument of a metric is made when the metric is first read. One export serves any number
+    of jobs, on one loop.
     """
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:

@@ -1,7 +1,7 @@
 """The endpoint's view of jobs and their processes.
 
-`Monitored` is all that an application sees. There is one for a job, and one for a JobManager with
-all its jobs. A job may run in one process, with worker processes, or on a cluster. A `JobView`
+`Monitored` is all that an application sees. It shows a single job, or a JobManager with all its
+jobs. A job may run in one process, with worker processes, or on a cluster. A `JobView`
 reads the JobMaster, which is the same in all three cases. All reads are synchronous and take place
 on the event loop. Times are wall-clock ms, and -1 if the event has not happened.
 """

@@ -21,8 +21,8 @@ MESSAGE_CHARS_MAX = 2_000
 """Maximum length of a message in characters. Some messages of Spark contain a whole query plan."""
 
 _NO_MORE = ("Driver stacktrace", "JVM stacktrace", "== SQL", "Caused by:", "'")
-"""Beginnings of the lines that may follow a message and are cut off: stack frames, the query, its
-plan.
+"""Beginnings of the lines at which a message is cut off. Stack frames, the query or the query's
+plan follow from such a line on.
 """
 
 _JAVA_CAUSE = re.compile(r"^(?:Caused by)?: ([\w.$]+): (.+)$", re.MULTILINE)
@@ -48,7 +48,7 @@ class SparkError(AioflowError):
 class SparkGone(SparkError, Broken):
     """The Java process of Spark has ended, or can no longer be reached.
 
-    The next call starts another one.
+    The next call starts another Java process.
     """
 
 
@@ -90,7 +90,7 @@ def translated(error: BaseException) -> BaseException:
 
 
 def _of_java(throwable: Any) -> SparkError:
-    """Returns an error for a Java throwable. Its message is that of the innermost cause which has
+    """Returns an error for a Java throwable. The message is taken from the innermost cause that has
     a message.
     """
     chain = [throwable]

@@ -1,8 +1,7 @@
 """Differences between the versions of Spark, from 3.5 on.
 
 If the installed version lacks a feature, an error names the feature and the first version that has
-it.
-`docs/spark.md` has the same table, and a test compares both.
+it. `docs/spark.md` has the same table, and a test compares both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiles SQL aggregates to aggregates of the engine.
 
 COUNT, SUM, AVG, MIN and MAX are aggregates of the engine, which run on columns. `where=` leaves out
-NULLs. SUM without a value is NULL, so SUM also counts its values, unless each group is sure to have
-one.
+NULLs. The SUM of a group without a value is NULL. So SUM also counts its values, unless each group
+certainly has a value.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ class CreatedTable:
             )
         self.connector = given
         self.is_of_changes = given in CHANGES or self._option("format") == DEBEZIUM
-        """Whether the table is read as changes of rows, which PRIMARY KEY identifies."""
+        """Whether the source gives changes of rows. PRIMARY KEY identifies the rows."""
         self.columns = self._columns()
         self.key = self._key()
         if self.is_of_changes:

@@ -284,7 +284,7 @@ class StreamingSql(Dialect):
 
         def _placed(self, parse: Any, *args: Any, **kwargs: Any) -> Any:
             """Returns the node that `parse` makes. If no part of the node has a place in the text,
-            sets its place to that of the first token.
+            gives the node the place of the first token.
             """
             token = self._curr
             node = parse(*args, **kwargs)

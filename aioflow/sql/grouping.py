@@ -268,7 +268,7 @@ class _Grouping:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Engine aggregates that all SQL aggregates need, by name. Equal ones are computed once."""
+        """Parts of all aggregates (`Aggregate.parts`), by name. Equal parts are computed once."""
         return {name: part for one in self.computed for name, part in one.parts.items()}
 
     def operator(self, compiler: Compiler, ttl: Any) -> Any:
@@ -350,7 +350,7 @@ class _Grouping:
         )
 
     def _with_key_windows(self, groups: Relation, windows: Windows) -> Relation:
-        """Returns `groups` with the description of `windows`, whose bounds are among the keys."""
+        """Returns `groups` with windows, for a query whose keys have the bounds of `windows`."""
         fields, reads = groups.fields, dict(groups.reads)
         own = {one.name: f"$k{i}" for i, one in enumerate(self.keys) if isinstance(one, exp.Column)}
         if self.start is not None:

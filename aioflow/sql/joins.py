@@ -488,8 +488,8 @@ def _keys(relation: Relation) -> set[str]:
 
 
 def key_of(scalars: Sequence[Scalar], composite: bool | None = None) -> Any:
-    """Returns the key for `key_by`, a tuple with `composite`. By default it is a tuple if there are
-    several parts or the only part may be NULL, because a whole key cannot be None.
+    """Returns the key for `key_by`. `composite` says whether the key is a tuple. By default it is a
+    tuple if there are several parts, or if the only part may be NULL: a key cannot be None.
     """
     if not scalars:
         return af.lit(0)
@@ -543,7 +543,7 @@ def _nullable(met: Relation, left: Relation, right: Relation, keeps: tuple[bool,
 
 def together(left: Relation, right: Relation) -> Mapping[str, int] | None:
     """Returns the fields that follow event time in both relations with the same offset. If one
-    relation does not know its fields, returns those of the other relation.
+    relation does not know its fields, returns the fields of the other relation.
     """
     if left.times is None or right.times is None:
         return right.times if left.times is None else left.times

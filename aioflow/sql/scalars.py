@@ -1,8 +1,8 @@
 """Compiles scalar SQL expressions to expressions of the engine, and checks their types.
 
-A node becomes an engine operation if that has the same meaning in SQL, otherwise an `Apply` of a
-function of `sql.values`. So one compiled expression serves rows and columns. Decision 26 defines
-each operation.
+A node becomes an operation of the engine if this operation has the same meaning in SQL. Otherwise
+it becomes an `Apply` of a function of `sql.values`. So one compiled expression serves rows and
+columns. Decision 26 defines each operation.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Merged:
     fields: tuple[Field, ...]
     """All columns that were merged."""
     values: tuple[Field, ...]
-    """The columns from which the value is read. The value is the first one that is not NULL."""
+    """The columns from which the value is read: the first of their values that is not NULL."""
 
 
 class Scope:

@@ -76,7 +76,7 @@ ANY = SqlType("ANY")
 NULL = SqlType("NULL")
 
 NUMERIC = (INTEGER, DECIMAL, FLOAT)
-"""The numeric types. The common type of two of them is the later one."""
+"""The numeric types. The common type of two numeric types is the later of both in this tuple."""
 
 _KINDS: dict[SqlType, str] = {
     BOOLEAN: "BOOLEAN BIT",

@@ -35,7 +35,7 @@ NO_LINGER = struct.pack("ii", 1, 0)
 class FaultProxy:
     """Forwards connections to `target_host:target_port`.
 
-    It is used as an async context manager. All methods act at once on all connections.
+    It is used as an async context manager. All methods affect all connections, immediately.
     """
 
     def __init__(self, host: Host, target_host: str, target_port: int) -> None:

@@ -1,8 +1,8 @@
 """A small event loop whose time stands still until a test advances it, and a `Host` for it.
 
 The operator harness runs operators on this loop. Tasks, futures and timeouts are asyncio's own. The
-loop runs in the caller's thread, also while another loop is running there. Unlike the simulation it
-varies nothing: callbacks run in the order of asyncio, and take no time.
+loop runs in the caller's thread, even if another loop is running in this thread. Unlike the
+simulation it varies nothing: callbacks run in the order of asyncio, and take no time.
 
 Invariant: time moves only inside `run_to`, from timer to timer, never beyond the given limit.
 
@@ -68,7 +68,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def wall_ms(self) -> int:
-        """The time in whole milliseconds."""
+        """Returns the virtual time in whole milliseconds."""
         return int(self._now_s * 1000 + 0.01)
 
     def run_to(self, limit_s: float) -> None:
@@ -193,8 +193,8 @@ class _Ids:
 
 @contextmanager
 def outside_of_loops() -> Iterator[None]:
-    """Allows another loop to run inside the running one, for tests that are coroutines and use a
-    harness.
+    """Allows another loop to run inside the running loop. This is for tests that are coroutines and
+    use a harness.
     """
     outer = asyncio._get_running_loop()
     if outer is None:

@@ -224,9 +224,9 @@ def staged_of(committable: Any, spool: str) -> Staged:
     """Returns a `Staged` from a checkpoint's data.
 
     Raises RestoreError unless the `Staged` names a spool file of a sink below the directory
-    `spool`. A forged checkpoint could otherwise have the sink read and delete any file. Its token
-    must be that of the file's name, because it becomes a part of the names of files that Spark
-    writes.
+    `spool`. A forged checkpoint could otherwise have the sink read and delete any file. The token
+    must equal the token in the file's name, because the names of the files that Spark writes
+    contain it.
     """
     match committable:
         case (str(path), str(token), int(checkpoint), bytes(schema), list(lengths), int(rows)):

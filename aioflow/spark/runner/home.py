@@ -1,7 +1,7 @@
 """The stages of a flow that run in the program and process the results of the stages on Spark.
 
 They get the records in the order of `blocks` if all results are fetched at once. Larger results are
-fetched partition by partition. Sinks commit their output only after all stages have written theirs.
+fetched partition by partition. Sinks commit only after all stages have written their output.
 """
 
 from __future__ import annotations

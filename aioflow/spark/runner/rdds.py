@@ -205,7 +205,7 @@ def _quoted(name: str) -> str:
 
 
 TAKEN_AT_ONCE_BYTES = 128 << 20
-"""Maximum size of results that the program fetches at once, in bytes. It fetches larger ones
+"""Maximum size of results that the program fetches at once, in bytes. It fetches larger results
 partition by partition.
 """
 

@@ -116,7 +116,7 @@ class StageSubtask:
 
     async def end_source_code(self, task: asyncio.Task[Any]) -> None:
         """Cancels the source code that runs in `task`, and waits for its end. The wait has no time
-        limit, because Spark's executor has one.
+        limit here, because Spark's executor limits the time.
         """
         await cancel_and_wait([task])
 
@@ -155,7 +155,9 @@ class StageSubtask:
             await runtime.open()
 
     async def feed(self, piece: Piece) -> None:
-        """Processes the records of one piece, after timers that are due before its arrival."""
+        """Processes the records of one piece. Before that, fires the timers that are due before the
+        arrival time of the piece.
+        """
         if self._timers is not None:
             await self._timers.pass_time(piece.arrival_ms, self._drive.work_off)
         batch = piece.batch

@@ -278,7 +278,7 @@ class StageTasks:
     ) -> None:
         self.scope = Scope(job.graph.name)
         self.tasks: list[StageTask] = []
-        """Tasks of the stage. The first one gets the input."""
+        """Tasks of the stage. The first task gets the input of the stage."""
         self._outlets: list[Outlet] = []
         options, priority = job.options, 0
         limits = (options.slice_ns, options.batch_records_max) if shares_loop else ALONE

@@ -94,7 +94,7 @@ class Handover:
 
     async def open(self, start: int | None) -> None:
         """Reads the directory. `start` is the number of the batch with which to continue; None
-        means the first one in the directory.
+        means the first batch in the directory.
 
         Raises RestoreError if a batch that is needed is gone.
         """
@@ -476,7 +476,7 @@ class _StreamReader(BaseReader[Any]):
         """Waits until there is room for batch `number`. Returns the name of the stream that
         receives its rows, or None if the batch was received before.
 
-        `name` is the name for the stream; "" lets the listener choose one.
+        `name` is the name for the stream; "" lets the listener choose a name.
         """
         await self._handover.check_query(await self._query_id())
         if self._handover.knows(number):

@@ -12,7 +12,7 @@ by cancelling its job group, so that it does not hold its core for ever.
 
 The JobManager runs in a separate thread and event loop. Its workers end if they do not hear from it
 for some seconds, and a program may block its own loop for longer. The JobManager exists only for
-this run: no other one competes for its lease, and its files are deleted at the end.
+this run: no other JobManager competes for its lease, and its files are deleted at the end.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ class SimNetwork:
         return client, protocol
 
     def opened(self, transport: SimTransport) -> None:
-        """Adds a transport to the ones that a fault can break."""
+        """Registers a transport that a fault can break."""
         self._live[transport] = None
 
     def closed(self, transport: SimTransport) -> None:
