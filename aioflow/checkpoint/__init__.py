@@ -1,4 +1,4 @@
 """Checkpoints: aligning barriers, coordinating checkpoints, and storing them.
 
-The modules that decide hold plain objects without I/O. Only the stores read and write.
+The classes that decide do no I/O. Only the stores read and write.
 """

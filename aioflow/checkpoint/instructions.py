@@ -189,7 +189,7 @@ class CoordinatorOptions:
     min_pause_ms: int = 0
     """Minimum time from the last completion to the next periodic trigger."""
     max_concurrent: int = 1
-    """Number of checkpoints under way at a time, savepoints included."""
+    """Maximum number of checkpoints under way at a time, savepoints included."""
     retain: int = 1
     tolerable_failures: int | None = None
     """Number of failures in a row that are tolerated; one more fails the job. None: any number."""

@@ -122,8 +122,8 @@ class LeaseOptions:
 class LeaseStore(Protocol):
     """The interface of a store of numbered objects.
 
-    A listing shows all objects that were created before it began and are not deleted. Failures of
-    the store are OSError.
+    A listing shows all objects that were created before the listing began and are not deleted.
+    Methods raise OSError if the store fails.
     """
 
     async def numbers(self) -> list[int]:
@@ -232,7 +232,8 @@ class Lease:
 
 
 class ObjectLeases:
-    """A LeaseStore below `prefix` of an object store, or in all of it if `prefix` is empty."""
+    """A LeaseStore below `prefix` of an object store, or in the whole object store if `prefix` is
+    empty."""
 
     def __init__(self, objects: ObjectStore, prefix: str = "") -> None:
         self._objects = objects
@@ -408,7 +409,8 @@ class LeaseKeeper:
         self.lost_why = OTHER_JOB
 
     def failed(self, error: OSError) -> None:
-        """Logs a failure of the store, once until the store works again."""
+        """Logs a failure of the store. Further failures are not logged until the store works
+        again."""
         if not self._fails:
             logger.warning("%s cannot use the store of leases: %s", self._name, error)
         self._fails = True

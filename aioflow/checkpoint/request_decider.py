@@ -193,7 +193,7 @@ class CheckpointTurns:
             self._final, self._final_at_s = _Final.COMPLETE, now.s + FINAL_REPEAT_S
 
     def failed(self, request: Request, now: Moment) -> None:
-        """Notes that a checkpoint failed. A final one is retried after a while."""
+        """Notes that a checkpoint failed. A final checkpoint is retried after a while."""
         if request.final:
             self._final, self._final_at_s = _Final.AHEAD, now.s + FINAL_RETRY_S
         if request.holds:
@@ -298,7 +298,7 @@ class PendingCheckpoint:
     """A checkpoint that was triggered and has not completed or failed yet.
 
     `waiting` holds the attempts that must still acknowledge. `states` holds the state of the other
-    subtasks, by (uid of the vertex, subtask index). It contains finished subtasks from the
+    subtasks, by (uid of the vertex, subtask index). `states` contains finished subtasks from the
     beginning.
     """
 

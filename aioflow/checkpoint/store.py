@@ -102,8 +102,8 @@ class FlowStore:
     def output(self, directory: str = "") -> StateOutput:
         """Returns the output to which a subtask writes its state.
 
-        The output writes below the root of the flow, or below `directory`. This is the URL of a
-        savepoint, which the barrier of the savepoint contains.
+        The output writes below the root of the flow, or below the URL `directory`. The barrier of a
+        savepoint names this URL.
         """
         if directory:
             return FileOutput(self._host, open_objects(directory, self._host), absolute=True)
@@ -428,7 +428,7 @@ class FlowStore:
         Raises RestoreError if the checkpoint cannot be read. With `fall_back`, an older checkpoint
         is returned instead, with a warning: sinks would then commit data again that they have
         committed after that older checkpoint. A missing savepoint is skipped if it did not end its
-        job, because sinks committed nothing on it.
+        job, because sinks committed nothing when it completed.
         """
         finished = await self.finished()
         savepoints = await self._numbers("taken")

@@ -286,8 +286,8 @@ The attribute cannot be pickled. msgspec makes it again if it is missing.
 LEFT_OUT = frozenset((MSGSPEC_CACHE, "__annotations_cache__", "__classdictcell__"))
 """Attributes of a class that are not sent.
 
-From Python 3.14 on, the second holds annotations, which are sent separately, and the third holds
-the names of a class body.
+From Python 3.14 on, the second attribute holds annotations, which are sent separately, and the
+third holds the names of a class body.
 """
 
 UNNAMED_FILE = "<dynamic-code>"

@@ -419,8 +419,8 @@ class TaskSlotTable:
     def _forget_job_master(self, job_id: str) -> None:
         """Forgets the JobMaster of a job if the job has no slot on this worker.
 
-        The token of the JobMaster is kept while the job has a slot, because without a slot an old
-        leader can do no harm.
+        While the job has a slot, the token is kept to refuse older leaders. Without a slot, an
+        older leader can do no harm.
         """
         if not self.is_connected(job_id) and not self._of_job(job_id):
             self._job_masters.pop(job_id, None)

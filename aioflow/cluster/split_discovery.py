@@ -58,7 +58,8 @@ class Subtask(Protocol):
 
 
 class Subtasks(Protocol):
-    """The subtasks of a job that are managed here, by vertex and index."""
+    """The interface to the graph and the subtasks of a job. `executions` is by (vertex id, subtask
+    index)."""
 
     @property
     def graph(self) -> JobGraph: ...

@@ -125,7 +125,7 @@ def _make(
 def _post_init(instance: Any) -> None:
     """Calls the real `__post_init__` of the class, which does not exist yet when the class is made.
 
-    A Struct class determines the function that it calls when the class is made.
+    msgspec determines which `__post_init__` a Struct class calls when it makes the class.
     """
     getattr(instance, POST_INIT)()
 

@@ -34,8 +34,8 @@ class JsonFormatter(logging.Formatter):
 
     The object has `time` (RFC 3339, UTC), `level`, `logger` and `message`. Records logged by code
     of a flow also have `job` (its name), `operator` and `subtask`, as `af.current_scope()` returns
-    them. `extra=` of the log call may set these three and `job_id`. `exception` and `stack` hold
-    tracebacks as one string. Likely secrets are hidden in all texts.
+    them. `extra=` of the log call may set these three keys, and `job_id`. `exception` and `stack`
+    hold tracebacks as one string. Likely secrets are hidden in all texts.
 
     The arguments `fmt`, `datefmt`, `style`, `validate` and `defaults` of `logging.Formatter` are
     accepted because `logging.config` passes some of them, but they have no effect.

@@ -54,7 +54,7 @@ __all__ = [
 
 LAG_EVERY_S = 0.1
 LAGS_MAX = 600
-"""Number of measurements that are kept: those of the last minute."""
+"""Number of measurements that are kept, which covers the last minute."""
 
 
 class LoopLag:
@@ -173,8 +173,8 @@ class LogTail(logging.Handler):
         return tails[:1] == [self]
 
     def after(self, number: int, level: int, most: int) -> list[dict[str, Any]]:
-        """Returns up to `most` of the newest records with a larger number and at least the level,
-        oldest first."""
+        """Returns up to `most` of the newest records whose number is above `number` and whose level
+        is at least `level`, oldest first."""
         found = [
             one
             for one in list(self._records)

@@ -6,7 +6,8 @@ shows them. So redaction takes time linear in the length of the text. Each patte
 literal and uses possessive quantifiers. So no pattern reads the same stretch a second time after it
 failed to match. Text beyond `CHARACTERS_MAX` is cut off.
 
-The patterns are compiled at their first use, not when a process starts: that takes 3 ms.
+The patterns are compiled at their first use, not when a process starts, because compiling them
+takes 3 ms.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ letter by letter.
 """
 
 _COOKIES = rf"(?is)(cookie\d?+\\*+[\"']?\s*+[:=]\s*+)(?:{_QUOTED}|[^\n]*+)"
-"""Pattern of a header like `Cookie: a=1; b=2`. It matches the whole line."""
+"""Pattern of a header like `Cookie: a=1; b=2`. A match extends to the end of the line."""
 
 _ARGUMENT = rf"(?is)(?<![\w-])(--[\w.-]++)([\"']?(?:\s*+,\s*+|\s++))({_VALUE})"
 """Pattern of `--password x`, and of `'--password', 'x'` in a list of arguments."""
