@@ -71,7 +71,8 @@ class Builtin:
     are optional parameters, and a final "*" repeats the last parameter.
 
     `type` is the type of the result; None means the common type of the arguments whose letter is
-    N or A. `nullable` says whether the result may be NULL; None means only if an argument may be.
+    N or A. `nullable` says whether the result may be NULL. None means that it may be NULL if an
+    argument may be NULL.
     """
 
     parameters: str

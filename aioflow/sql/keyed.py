@@ -222,7 +222,7 @@ class Over(KeyedProcessFunction[Any, Row, Row]):
 
 
 class Shown(KeyedProcessFunction[Any, Upsert[Any], Upsert[Any]]):
-    """Drops the deletion of a row that this function has never emitted."""
+    """Drops the deletion of a row that does not exist in the output so far."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.shown: ValueState[bool] = ctx.get_state(ValueStateDescriptor("shown"))

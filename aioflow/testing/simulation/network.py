@@ -136,7 +136,9 @@ class SimNetwork:
         self._cut -= {(a, b), (b, a)}
 
     def part(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Holds back packets between two processes, like `cut`. They may be on one machine."""
+        """Holds back packets between two processes, as `cut` does between machines. Both processes
+        may be on one machine.
+        """
         self.loop.note("PART", a, b)
         self._parted.add((a, b))
         if not one_way:
