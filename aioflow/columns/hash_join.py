@@ -167,8 +167,8 @@ class Fired:
     whole: np.ndarray
     """For each code of a key: whether all pairs of the key were emitted."""
     parts: dict[int, tuple[int, int, int]]
-    """Maps the code of a key with some emitted pairs to the number of these pairs, and to the
-    numbers of records that the key had on the left and on the right.
+    """The keys of which some pairs were emitted. Maps the code of such a key to the number of these
+    pairs, and the numbers of the key's records on the left and on the right.
     """
 
 

@@ -65,8 +65,8 @@ LEGACY = {
     for kind in ("TUMBLE", "HOP", "SESSION")
     for part, field in (("", ""), ("_START", START), ("_END", END), ("_ROWTIME", TIME))
 }
-"""Maps the name of a window function in GROUP BY or SELECT to the kind of the window and the name
-of the field that the function reads. Functions of GROUP BY read no field, so their field is "".
+"""Maps the name of a window function in GROUP BY or SELECT to two texts: the kind of the window,
+and the field that the function reads. Functions of GROUP BY read no field, so it is "".
 """
 
 

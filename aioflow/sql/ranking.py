@@ -344,8 +344,8 @@ def _sort_key(compiler: Compiler, rows: Relation, order: list[exp.Expr]) -> Sort
 
 
 def _is_first(compiler: Compiler, relation: Relation, order: exp.Order, limit: int) -> bool:
-    """Returns whether the query reads only the first row of each key in the order of time, so that
-    this row is final before the input ends.
+    """Returns whether the query reads only the first row of each key in the order of time. Such a
+    row is final before the input ends.
     """
     (one, *more) = order.expressions
     if limit != 1 or more or one.args.get("desc"):

@@ -68,9 +68,9 @@ class _Total(_OfValues):
     """SUM and AVG. Sums of floats are exact, because the rounding error of a large float would
     otherwise remain after its deletion.
 
-    The accumulator has the sum of the finite numbers, their number, how many of the numbers are
-    floats, and how many are NaN, infinite, and minus infinite. The sum of floats is a numerator and
-    a denominator, because a Fraction cannot be serialized.
+    The accumulator has the sum of the finite numbers, and the count of all numbers. It also has the
+    counts of floats, of NaN, of infinity and of minus infinity. The sum of floats is a numerator
+    and a denominator, because a Fraction cannot be serialized.
     """
 
     initial = (0, 0, 0, 0, 0, 0)

@@ -1,9 +1,9 @@
 """A session of Spark Connect: Spark runs in a server, and this process is only its client.
 
 The bridge uses such a session like a session in a Java process of its own, with the same calls and
-channels. There are no RDDs and no Java objects. So a DataFrame is read in one partition, a sink
-into a directory makes a subdirectory for each batch, and flows run in this process and not in
-Spark's executors.
+channels. There are no RDDs and no Java objects. So a DataFrame is read in one partition, and a sink
+into a directory makes a subdirectory for each batch. Flows run in this process, not in Spark's
+executors.
 
 The session uploads aioflow to the server, so the server's Python needs only aioflow's dependencies.
 """

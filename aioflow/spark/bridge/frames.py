@@ -17,8 +17,8 @@ The `chain` of a partition is a checksum over the batches sent so far. A task th
 rows finds out by the chain whether the rows are the same as before. The frame of a pushed batch
 contains the chain that includes this batch.
 
-On connections that are not on loopback, each frame ends in an HMAC-SHA256, cut to 16 bytes, over
-the frame's number in its direction and the frame.
+On connections that are not on loopback, each frame ends in a MAC. It is an HMAC-SHA256, cut to 16
+bytes, over the frame's number in its direction and the frame.
 """
 
 from __future__ import annotations
