@@ -107,7 +107,9 @@ def check_called(function: Any, what: str, parameters: str) -> None:
 
 
 def check_without_resources(function: Any, what: str) -> None:
-    """Raises GraphError if a parameter of `function` declares a resource."""
+    """Raises GraphError, which names the function as `what`, if a parameter of `function` declares
+    a resource.
+    """
     for parameter, resource in injected_parameters(function).items():
         raise GraphError(
             f"{what}: its parameter {parameter!r} wants the resource {resource.name!r}, and is "

@@ -54,8 +54,8 @@ __all__ = [
 class JobEdge:
     """An exchange between two vertices.
 
-    `operator_index` is the position of the producer in its chain, because an operator in the middle
-    of a chain may have a side output.
+    `operator_index` is the position of the producing operator in its chain, because any operator of
+    a chain may have a side output.
     """
 
     id: int
@@ -71,7 +71,7 @@ class JobEdge:
 class JobVertex:
     """A chain of operators that run in one task, `parallelism` times.
 
-    `id` is the id of its head node.
+    `id` is the id of the first node of the chain.
     """
 
     id: int
@@ -136,8 +136,8 @@ class JobGraph:
         return [e for e in self.edges if e.source == vertex_id]
 
     def waiting_for(self, vertex_id: int) -> list[int]:
-        """Returns the vertices of the sources that wait until the head operator of `vertex_id` has
-        read its first input.
+        """Returns the ids of the source vertices that wait until the first operator of `vertex_id`
+        has read the input that it reads first.
         """
         first = self.vertex(vertex_id).head.read_first
         if first is None:

@@ -76,7 +76,7 @@ class MailboxMetrics:
 
     @property
     def mails(self) -> int:
-        """Number of mails that the mailbox has ever handed out."""
+        """Number of mails that were ever taken from the mailbox."""
         return self._mailbox.taken
 
     @property
@@ -168,7 +168,7 @@ class LatencyProbe:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Starts probing, unless already started. Call it on the loop."""
+        """Starts probing, unless started already. Must be called on the event loop."""
         if not self._active:
             self._active = True
             self._arm()

@@ -112,7 +112,7 @@ class ControlWatch:
 
 
 SLOW_S = 0.1
-"""Duration of an action or slice above which it counts as blocking its loop."""
+"""Duration in seconds above which an action or a slice counts as blocking the event loop."""
 
 RUNS_MAX = 256
 """Maximum number of mails and default actions that run without a turn of the event loop."""
@@ -455,4 +455,6 @@ class MailboxProcessor:
 
 
 DefaultAction = Callable[[MailboxProcessor], Awaitable[object] | None]
-"""One slice of work: a plain call that returns None, or an awaitable for the loop to await."""
+"""A function that does one slice of work. It returns None, or an awaitable, which the mailbox loop
+awaits.
+"""

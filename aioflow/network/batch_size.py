@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 BATCH_OVERHEAD: Final = 256
-"""Bytes of an empty batch with its lists."""
+"""Number of bytes of an empty batch with its lists."""
 
 RECORD_OVERHEAD: Final = 48
 """Number of bytes that a record takes in the lists of a batch, with its timestamp."""

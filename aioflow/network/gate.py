@@ -240,8 +240,9 @@ class InputGate:
         """Returns (channel index, element) of the next channel in turn, or None if there is no
         data.
 
-        Raises Closed after `close`, and any error of a channel. On ProducerFailed, cancel the task
-        instead of failing it, because the producer's own failure is reported already.
+        Raises Closed after `close`, and any error of a channel. After ProducerFailed, the caller
+        should cancel the task instead of failing it, because the failure of the producer is
+        reported already.
         """
         ready = self._ready
         while ready:

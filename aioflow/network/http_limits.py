@@ -36,7 +36,7 @@ Because such connections are not aborted, up to twice the maximum number of conn
 """
 
 CHECK_S = 1.0
-"""Time between two checks of the clients."""
+"""Time in seconds between two checks of the clients."""
 
 UNREAD_BYTES_MAX = 16 * 1024 * 1024
 """Maximum total number of unread bytes of all stalled connections."""

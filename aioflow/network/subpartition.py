@@ -74,7 +74,7 @@ START_GROWTH = 4
 class PipelinedSubpartition:
     """The queue of batches and events for one consumer, with the number `index` in its partition.
 
-    Batches hold their bytes in `memory`, which bounds the queue.
+    Queued batches occupy bytes of `memory`, which bounds the queue.
     """
 
     __slots__ = (

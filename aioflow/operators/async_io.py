@@ -81,7 +81,7 @@ class Taken(NamedTuple):
 
 
 class CompletionQueue(Calls, Protocol):
-    """The common interface of both queues.
+    """The common interface of the ordered and the unordered queue.
 
     Elements are numbered in the order of input. An element stays in the queue until `take` returns
     its result, or its failure.
@@ -278,7 +278,7 @@ class UnorderedQueue:
             yield value, self._timestamps[number], marks[number]
 
     def _marks(self) -> dict[int, int]:
-        """Returns the watermark before each element."""
+        """Returns the watermark that was in force before each queued element."""
         marks = {number: epoch.mark for number, epoch in self._epoch_of.items()}
         for epoch in self._epochs:
             marks |= dict.fromkeys(epoch.done, epoch.mark)
@@ -443,9 +443,7 @@ class AsyncWaitOperator(Operator):
         return RecordBatch([], None, None, None, self._reached())
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
-        """Writes the elements whose calls are unfinished to state, because their results will come
-        after the barrier.
-        """
+        """Writes to state the elements whose results will be emitted after the barrier."""
         parallelism = self.ctx.runtime.parallelism
         in_flight = [(*element, parallelism) for element in self._queue.elements()]
         self.ctx.operator_state.get_list_state(IN_FLIGHT).update(in_flight)
@@ -478,7 +476,9 @@ class AsyncWaitOperator(Operator):
         return collect
 
     def _prepare(self, call: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
-        """Returns a function that makes one try of `call` as an awaitable."""
+        """Returns a function that takes an element and returns one try of `call` as an
+        awaitable.
+        """
         if self._blocking:
             blocking = self.ctx.blocking
             if self._kind is StatelessKind.FLAT_MAP:
@@ -729,7 +729,9 @@ class GuardedRowsOperator(Operator):
 
 
 def failed(failure: Failure, operator: str) -> Failed[Any]:
-    """Returns the element of the side output for an element whose call failed."""
+    """Returns the element to send to the side output for `failure`, an element whose call
+    failed.
+    """
     value, timestamp, _, error = failure
     return Failed(value, message_of(error), type(error).__name__, operator, timestamp)
 

@@ -86,7 +86,7 @@ class SinkWriterOperator(SinkOperator):
 
 
 class GlobalCommitterOperator(SinkOperator):
-    """The operator of the one committer. Its sink is a `CommittablesSink`."""
+    """The operator of the single committer. Its sink is a `CommittablesSink`."""
 
     def _committed_together(self, first: int) -> list[int]:
         return [id_ for id_ in self._prepared if id_ <= self._confirmed]

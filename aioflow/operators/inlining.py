@@ -165,7 +165,7 @@ def _function_body(function: FunctionType) -> Body | None:
 
 
 def _read(code: CodeType) -> Body | None:
-    """Returns the expression of straight-line bytecode, or None for other bytecode."""
+    """Returns the expression that straight-line bytecode computes, or None for other bytecode."""
     stack: list[Body] = []
     for count, instruction in enumerate(dis.get_instructions(code)):
         if count > INSTRUCTIONS_MAX:

@@ -48,7 +48,9 @@ class KeySpelling:
         self._remembered_max = REMEMBERED_MAX
 
     def restore(self, ctx: OperatorContext) -> None:
-        """Continues with the keys in the keyed state of `ctx`, if there is any."""
+        """Reads from the restored state whether the keys in the keyed state may have several
+        spellings.
+        """
         self._several = ctx.operator_state.get_union_list_state(SEVERAL)
         if self._several.get():
             self._types.add(object)

@@ -50,7 +50,7 @@ __all__ = [
 T = TypeVar("T")
 
 UNBOUNDED_ROOM = 1 << 30
-"""`room()` of an operator that never holds the chain back."""
+"""Result of `room()` of an operator that never holds the chain back."""
 
 CHEAPER_OR_ASYNC = "make it cheaper, or async"
 CHEAPER_ASYNC_OR_BLOCKING = "make it cheaper, async, or blocking=True"
@@ -238,7 +238,7 @@ class Operator:
     def keeps_input(self) -> bool:
         """Whether a checkpoint may pass more records to the operator than `room()` allows.
 
-        The operator keeps them in its state until it can process them.
+        The operator keeps these records in its state until it can process them.
         """
         return False
 
@@ -396,5 +396,8 @@ class Operator:
 def make_operator(
     operator: Callable[..., Operator], function: Any, *args: Any, **options: Any
 ) -> Operator:
-    """Returns an operator for one subtask, with its own function object."""
+    """Returns an operator for one subtask, with a function object of its own.
+
+    Calls `operator` with the function object, `args` and `options`.
+    """
     return operator(fresh(function), *args, **options)

@@ -234,7 +234,7 @@ class ResumableOutput:
         self.watermark = MIN_WATERMARK
         """The watermark at the end of the emitted results."""
         self.pieces = 0
-        """Number of pieces of work so far."""
+        """Number of pieces of output so far."""
 
     @property
     def pending(self) -> bool:
@@ -438,7 +438,10 @@ class UserFunction:
         )
 
     async def open(self, ctx: OperatorContext) -> None:
-        """Opens a function class, and injects resources. Called once, before the first element."""
+        """Opens the function if it is of a function class, and binds its resource parameters.
+
+        Called once, before the first element.
+        """
         self.call = await with_resources(self.call, ctx)
         self._opened = True
         if isinstance(self._function, Function):
@@ -449,9 +452,10 @@ class UserFunction:
                 await result
 
     async def close(self) -> None:
-        """Closes a function class that was opened, also after its `open` raised.
+        """Closes the function if it is of a function class and was opened, even if its `open`
+        raised an error.
 
-        Later calls do nothing.
+        Further calls have no effect.
         """
         opened, self._opened = self._opened, False
         if opened and isinstance(self._function, Function):

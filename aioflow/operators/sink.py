@@ -294,14 +294,14 @@ class BaseSink(Sink[T_contra]):
     reads_columns: bool = False
     """Whether the writers of the sink can use a `ColumnBatch`, which reads like a list of rows."""
     slow_remedy: str = Operator.slow_remedy
-    """Advice for a sink that slows the flow down."""
+    """Advice for the user if the sink slows the flow down."""
 
     def committer(self) -> Committer | None:
         return None
 
     def global_committer(self, ctx: OperatorContext, /) -> GlobalCommitter:
-        """Returns the committer of all writers. Called only if `commits_globally`; then `committer`
-        is not called.
+        """Returns the single committer of all writers. Called instead of `committer` if
+        `commits_globally` is True.
         """
         raise TypeError(f"{type(self).__name__} must define global_committer(self, ctx)")
 

@@ -1,5 +1,5 @@
 """The interface of a source: the coordinator finds splits, and readers in the subtasks read them.
-The design follows Flink's FLIP-27, made for asyncio.
+The design follows Flink's FLIP-27, adapted to asyncio.
 
 The engine calls `poll_batch` on its hot path: it is synchronous and never blocks. A reader without
 records returns None and is polled again once `wait()` has completed. When a reader has read all its

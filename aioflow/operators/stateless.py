@@ -69,7 +69,7 @@ __all__ = [
 
 
 class StatelessKind(Enum):
-    """The kind of a step; the value names the method of its function class."""
+    """The kind of a step. The value is the name of the method in its function class."""
 
     MAP = "map"
     FILTER = "filter"

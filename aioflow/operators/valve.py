@@ -234,7 +234,10 @@ def mark_after_restore(kept: Sequence[int], parallelism: int) -> int:
 
 
 def clamped(watermarks: list[int], low: int, high: int) -> list[int] | None:
-    """Returns a non-decreasing list clamped to [low, high]; None if all values would be `low`."""
+    """Returns `watermarks`, a non-decreasing list, with each value clamped to [low, high].
+
+    Returns None if all values would be `low`.
+    """
     if type(watermarks) is not list:
         from aioflow.columns import expressions
 

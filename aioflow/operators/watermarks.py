@@ -98,7 +98,7 @@ class WatermarkStrategy(Generic[T]):
     """Maximum delay of out-of-order records in ms."""
     # A function of (value, timestamp) or of the value; for `custom` the generator, or its factory.
     function: Any = None
-    """The application's function or generator for watermarks."""
+    """The application's function or generator of watermarks; None if the strategy has none."""
     idle_after_ms: int | None = None
     """Time in ms without records after which the stream counts as idle; None means never."""
     alignment: WatermarkAlignment | None = None

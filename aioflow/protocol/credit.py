@@ -32,7 +32,9 @@ class NextElement(Enum):
     """The kind of element that the sender may send next on a channel."""
 
     NONE = "none"
-    """The queue is empty, or has data without credit, or the channel is blocked."""
+    """Nothing can be sent: the queue is empty, it has data but there is no credit, or the channel
+    is blocked.
+    """
     DATA = "data"
     EVENT = "event"
 
@@ -82,7 +84,8 @@ class CreditSender:
         return backlog
 
     def send_event(self, backlog: int, blocking: bool = False) -> int:
-        """Checks an event frame, which needs no credit, and blocks the channel if `blocking`.
+        """Checks that an event frame may be sent, which needs no credit. Blocks the channel if
+        `blocking`.
 
         Returns the backlog that the frame carries: 0 for a blocking event.
         """

@@ -91,7 +91,7 @@ class LoopWriter:
 
     @property
     def names(self) -> dict[str, Any]:
-        """The globals of the generated functions."""
+        """The global variables of the generated functions, by name."""
         return self._emitter.names
 
     def line(self, text: str) -> None:
@@ -264,7 +264,9 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         return self._program(value, _PLAIN).add
 
     def total(self, values: Sequence[Any]) -> Any:
-        """Returns a new accumulator of `values`, at least one, in order."""
+        """Returns a new accumulator to which `values` are added in order. `values` must not be
+        empty.
+        """
         totals: dict[type, Callable[[Any], Any]] = self.__dict__.setdefault("_totals", {})
         total = totals.get(type(values[0]))
         if total is None:
@@ -295,7 +297,7 @@ class FoldingAggregate(AggregateFunction[Any, Any, Any]):
         return made
 
     def results(self, accumulators: Iterable[Any]) -> list[Any]:
-        """Returns `get_result` of each accumulator, computed in one loop."""
+        """Returns the result of each accumulator, computed in one loop."""
         made: list[Any] = self._made("results")(accumulators)
         return made
 
@@ -458,7 +460,8 @@ _PLAIN: dict[Any, Any] = {}
 def is_mergeable(function: AggregateFunction[Any, Any, Any]) -> bool:
     """Returns whether two accumulators of `function` can be merged.
 
-    Uses its attribute `mergeable` if it has one, else whether it defines `merge`.
+    Uses the attribute `mergeable` of `function` if it exists. Otherwise returns whether `function`
+    defines `merge`.
     """
     said = getattr(function, "mergeable", None)
     return type(function).merge is not AggregateFunction.merge if said is None else bool(said)

@@ -75,7 +75,8 @@ def agg(*unnamed: Never, **named: Any) -> AggregateFunction[Any, Any, dict[str, 
     """Returns an aggregate that computes several aggregates at once. Its result is a dict of their
     results.
 
-    For example `agg(n=count(), total=sum(col.cents))`. The dict has the given order.
+    For example `agg(n=count(), total=sum(col.cents))`. The keys of the dict are in the order of the
+    arguments.
     """
     if unnamed:
         names = ", ".join(
@@ -105,7 +106,7 @@ def count(*of: Never, where: Selector = None) -> AggregateFunction[Any, Any, int
 
 @explained
 def sum(fn: Selector = None, *, where: Selector = None) -> Sum:
-    """Returns an aggregate for the sum of numbers, 0 without elements."""
+    """Returns an aggregate for the sum of `fn(x)`, which is 0 without elements."""
     return Sum(fn, where)
 
 
@@ -125,7 +126,7 @@ def max(fn: Selector = None, *, where: Selector = None) -> Max:
 def mean(
     fn: Selector = None, *, where: Selector = None
 ) -> AggregateFunction[Any, Any, float | OrNone]:
-    """Returns an aggregate for the arithmetic mean, None without elements."""
+    """Returns an aggregate for the arithmetic mean of `fn(x)`, which is None without elements."""
     return Mean(fn, where)
 
 
@@ -143,7 +144,7 @@ def top(
 ) -> AggregateFunction[Any, Any, list[Any]]:
     """Returns an aggregate that keeps the `n` elements with the greatest `by(x)`.
 
-    The result is a list, best first. Among equals the first to arrive comes first.
+    The result is a list, best first. Among equal elements the first to arrive comes first.
     """
     return Top(n, by, where)
 
@@ -256,7 +257,9 @@ class BuiltIn(FoldingAggregate):
                 self._write(writer, slot)
 
     def _write(self, writer: LoopWriter, slot: str) -> None:
-        """Writes the lines that add an element for which `where` is true."""
+        """Writes the lines that add an element, for which `where` is true, to the accumulator in
+        `slot`.
+        """
         raise AssertionError(f"{type(self).__name__} does not say how to add")
 
     def __repr__(self) -> str:
@@ -474,7 +477,9 @@ class MaxBy(BuiltIn):
 
 
 class First(BuiltIn):
-    """Implements `first`. The accumulator is (value,), at first ()."""
+    """Implements `first`. The accumulator is the tuple (value,), and () before the first
+    element.
+    """
 
     name = "first"
     reads_one = True
@@ -493,7 +498,7 @@ class First(BuiltIn):
 
 
 class Last(BuiltIn):
-    """Implements `last`. The accumulator is (value,), at first ()."""
+    """Implements `last`. The accumulator is the tuple (value,), and () before the first element."""
 
     name = "last"
     reads_one = True

@@ -173,7 +173,8 @@ _OF_ONE = frozenset((First, Last))
 _FOLDED = frozenset((*_OF_ELEMENTS, *_OF_ONE, Min, Max))
 
 _ORDERED = frozenset((int, float, bool, str, bytes, Decimal, date, timedelta))
-"""Types of compared values whose best value does not depend on how the input is split into batches.
+"""Types of compared values for which the best value does not depend on how the input is split into
+batches.
 
 They have a total order, and aggregates handle NaN. Tuples that contain NaN, sets, and times of day
 of several zones have no total order.
@@ -297,7 +298,9 @@ def plan_columns(aggregate: FoldingAggregate) -> Plan:
 
 
 def fields_read(aggregate: FoldingAggregate) -> tuple[str | int, ...]:
-    """Returns the fields of an element that `aggregate` reads; `why_rows` returned None for it."""
+    """Returns the fields of an element that `aggregate` reads. `why_rows` must have returned None
+    for it.
+    """
     parts = [part for part in _parts(aggregate) if isinstance(part, BuiltIn)]
     return column_names(
         *(one for part in parts for one in (part.fn, part.where) if is_expression(one))

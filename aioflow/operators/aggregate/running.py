@@ -83,7 +83,7 @@ class _RunningOperator(Operator):
         )
 
     def _folds(self) -> object:
-        """Returns the aggregate, or None for `reduce`."""
+        """Returns the aggregate of the operator, or None for `reduce`."""
         return None
 
     def _shown(self) -> Callable[[Any], Any] | None:

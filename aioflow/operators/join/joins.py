@@ -75,7 +75,9 @@ class CoGroupOperator(WindowOperator):
 
     _chunks: StateTable
     _fired: StateTable | None = None
-    """The table `FIRED`, while it has entries: a checkpoint has interrupted a window."""
+    """The table `FIRED` while it has entries because a checkpoint has interrupted a window, else
+    None.
+    """
     _progress: ListState[Any]
     _side = 0
     """The input of the batch that is being processed."""

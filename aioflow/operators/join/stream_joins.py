@@ -52,7 +52,7 @@ Elements are dropped only at instants.
 """
 
 TIMERS_TOGETHER = 256
-"""Maximum number of timers that fire together."""
+"""Maximum number of timers of one instant that fire together."""
 
 TIMERS_FEW = 64
 """Number of timers per instant below which the distance between instants is doubled."""
@@ -95,11 +95,13 @@ class PairingOperator(Operator):
     _position = 0
     """Number of records of `_batch` that are processed."""
     _left: int | None = None
-    """Number of pairs of the next record that are not emitted yet, None between two records."""
+    """Number of pairs of the record at `_position` that are not emitted yet; None between two
+    records.
+    """
     _is_listed = False
     """Whether a checkpoint has added the record at `_position` to the table `PARTLY_JOINED`."""
     _partly: StateTable | None = None
-    """The table `PARTLY_JOINED`, while it has entries."""
+    """The table `PARTLY_JOINED` while it has entries, otherwise None."""
 
     def __init__(self) -> None:
         self._met = KeysMet()
@@ -132,12 +134,12 @@ class PairingOperator(Operator):
         return self._out.start(self._run(index, batch), batch.watermark)
 
     def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
-        """Joins the records of `batch`, in pieces."""
+        """Joins the records of `batch`, a batch of input `index`, in pieces."""
         raise NotImplementedError
 
     @property
     def _reached(self) -> int:
-        """Event time of the operator."""
+        """The event time that the operator has reached."""
         raise NotImplementedError
 
     @property
@@ -192,7 +194,7 @@ class PairingOperator(Operator):
 
 
 class RegularJoinOperator(PairingOperator):
-    """An operator that pairs each element with all elements of the other side that have its key."""
+    """An operator that pairs each element with all elements of the other side with the same key."""
 
     def __init__(self, ttls: Sequence[Any]) -> None:
         """`ttls` are the times to live of left and right elements; None means no expiry."""
@@ -258,7 +260,11 @@ class RegularJoinOperator(PairingOperator):
         self._batch = None
 
     def _add(self, pairs: list[Any], times: list[Any], reached: list[int]) -> None:
-        """Adds `pairs` to the output, without `times` if the records have none."""
+        """Adds `pairs` to the output, with their timestamps `times`, which are empty without event
+        time.
+
+        `reached` contains the watermark before each pair.
+        """
         if times:
             self._out.add_each(pairs, times, reached)
         else:

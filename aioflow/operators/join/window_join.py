@@ -134,7 +134,7 @@ class WindowJoinOperator(CoGroupOperator):
         timer that can be registered again.
         """
         self._hot: _Hot | None = None
-        """The last key of rows whose pairs were made one by one."""
+        """The last key of rows whose pairs were made one by one; None if there is none."""
 
     def snapshot_state(self, checkpoint_id: int) -> Awaitable[None] | None:
         if self.at_rest and self.unfired is not None and self._hot is not None:
@@ -508,7 +508,7 @@ def _grid_of(assigner: WindowAssigner) -> SliceGrid:
 def why_rows(
     assigner: WindowAssigner, function: Any, trigger: Any, evictor: Any, lateness_ms: int
 ) -> str | None:
-    """Returns why a join cannot run on columns, None if it can."""
+    """Returns the reason why a join cannot run on columns, or None if it can."""
     if function is not Pair:
         return (
             "apply calls a function: pairs(), or select(<name>=af.left.<field>, ...), joins on "

@@ -240,7 +240,7 @@ class SessionSettings:
         """
 
     def restore(self, ctx: OperatorContext) -> None:
-        """Compares the settings with the restored ones, and records them."""
+        """Compares the settings with those in the restored state, and records them in the state."""
         state = ctx.operator_state.get_union_list_state(SETTINGS)
         found = state.get()
         changed = [
@@ -375,7 +375,9 @@ def joined(first: list[Any], second: list[Any]) -> list[Any]:
 
 
 def _in_order(stored: list[tuple[tuple[int, int], tuple[int, int]]]) -> Stored:
-    """Returns the sorted form of pairs (window, state window); earlier versions did not sort."""
+    """Converts pairs (window, state window), which earlier versions stored in any order, to the
+    sorted stored form.
+    """
     stored = sorted(stored)
     return (
         [start for (start, _), _ in stored],

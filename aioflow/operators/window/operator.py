@@ -130,7 +130,7 @@ class WindowOperator(Operator):
         self._functions = [
             function for function in (self._process, self._window_fn) if function is not None
         ]
-        """The functions that live as long as this operator."""
+        """The user functions that this operator opens and closes."""
         if aggregate is None and process is None:
             raise TypeError("a window needs an aggregate or a process function")
         own = None if self._process is None else self._process.function

@@ -79,7 +79,7 @@ def takes_runs(assigner: WindowAssigner) -> bool:
 
 
 class Windows(Protocol):
-    """The interface that runs use of their operator."""
+    """The members of a window operator that runs use."""
 
     rests: deque[Iterator[None]]
     """Remaining work of windows that have fired, because a window may have more results than a
@@ -154,13 +154,13 @@ class _Open:
         None.
         """
         self.purged: list[Any] = []
-        """Keys that were purged in this run."""
+        """Keys whose contents were purged in this run."""
         self.uncounted: list[Any] = []
         """Keys whose count was cleared in this run."""
 
 
 class WindowRuns:
-    """The runs of one window operator."""
+    """Adds runs of elements to the windows of one window operator."""
 
     def __init__(
         self,

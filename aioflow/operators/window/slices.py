@@ -92,7 +92,7 @@ The table lists the keys that a window had fired when a checkpoint interrupted t
 
 
 def window_grid(assigner: TumblingWindows | SlidingWindows, lateness_ms: int) -> SliceGrid:
-    """Returns the bounds of the slices and windows of `assigner`."""
+    """Returns the grid that computes the bounds of the slices and windows of `assigner`."""
     slide = assigner.slide if isinstance(assigner, SlidingWindows) else assigner.size
     return SliceGrid(assigner.size, slide, assigner.offset, lateness_ms)
 

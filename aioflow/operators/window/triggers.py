@@ -490,7 +490,7 @@ def plain_trigger(trigger: Trigger[Any], *, is_event_time: bool) -> PlainTrigger
 
 
 def fires_by_clock_alone(trigger: Trigger[Any]) -> bool:
-    """Returns whether `trigger` is a built-in one that never fires by a watermark."""
+    """Returns whether `trigger` is a built-in trigger that a watermark never fires."""
     while isinstance(trigger, _Purging):
         trigger = trigger.inner
     return isinstance(trigger, (_AtProcessingTime, _ProcessingTimeout, _ContinuousProcessingTime))
