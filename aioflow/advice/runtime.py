@@ -256,8 +256,8 @@ class InputSeen(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What is known of an input that is behind other inputs: its watermark, and since when it
-    stands still.
+    """The state of an input that is behind others: its watermark, and since when it has this
+    watermark.
 
     `since` is the time in seconds when the input was first seen with `watermark`.
     """

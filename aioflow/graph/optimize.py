@@ -87,7 +87,7 @@ def fields_read(
     """Returns the fields of a record that the operator of `node` itself reads.
 
     Returns None if the operator reads all fields, or emits whole records, as a window does whose
-    late elements are read.
+    late elements are read. Taps observe the records at the places in `whole`.
     """
     return None if emits_late_elements(graph, node, whole) else node.traits.reads
 
@@ -99,7 +99,7 @@ def taken_by(
     reads a record.
 
     Returns None if records must be sent as a whole, for example to a single subtask, or because
-    late elements are read.
+    late elements are read. Taps observe the records at the places in `whole`.
     """
     if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):
         return None
@@ -123,6 +123,8 @@ def with_combiner(
 ) -> Partitioning:
     """Returns `partitioning` with the aggregate that reduces each batch before it is sent to the
     consumer `node`, if there is one.
+
+    Taps observe the records at the places in `whole`.
     """
     if partitioning.strategy is not ShipStrategy.HASH:
         return partitioning
@@ -135,7 +137,7 @@ def _combiner_of(
     """Returns the aggregate that reduces a batch before it is sent to the window `node`.
 
     Returns None if all records are sent, because they go to a single subtask or because late
-    elements are read.
+    elements are read, perhaps by a tap at a place in `whole`.
     """
     if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):
         return None
@@ -145,6 +147,8 @@ def _combiner_of(
 def is_taken_apart(graph: StreamGraph, place: TapPlace, whole: Collection[TapPlace] = ()) -> bool:
     """Returns whether late elements at `place` are incomplete, because only a part of each record
     is sent.
+
+    Taps observe the records at the places in `whole`.
     """
     if isinstance(place, int):
         return False
@@ -164,7 +168,8 @@ def with_columns(
 ) -> StreamNode:
     """Returns `node` with a source that produces columns, if that is possible and useful.
 
-    Otherwise returns `node` with the reason in its remark.
+    Otherwise returns `node` with the reason in its remark. Taps observe the records at the places
+    in `whole`.
     """
     source, by_row = node.source, why_rows_for_times(node.watermarks)
     if source is None:
@@ -199,8 +204,8 @@ def fields_seen(
     all fields.
 
     The observer sees fewer fields if the source leaves out fields that no operator reads. `whole`
-    must be the same as when the graph was built. Late elements of a window have the fields of its
-    input.
+    contains the places that taps observe, as when the graph was built. Late elements of a window
+    have the fields of its input.
     """
     for node_id in sorted(graph.upstream_of([place if isinstance(place, int) else place[0]])):
         # With all of its fields.

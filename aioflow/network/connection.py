@@ -44,13 +44,13 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""Maximum time of a handshake.
+"""Maximum time of a handshake in seconds.
 
 A busy machine may need a second. A port scanner cannot keep a connection open for longer than this.
 """
 
 CLOSE_TIMEOUT_S = 2.0
-"""Maximum time for which closing waits until all data is written."""
+"""Maximum time in seconds for which closing waits until all data is written."""
 
 
 class ConnectionOwner(Protocol):

@@ -88,7 +88,7 @@ class CallPool:
         self._gathered = 0
         """Number of calls that had ended at the last turn of `_gather`."""
         self._turns = 1
-        """Number of turns in which the results have gathered."""
+        """Number of loop turns for which results have been gathered."""
         self._gather_ends_ns = 0
         self._size = size
         self._place_of = place_of
@@ -174,7 +174,7 @@ class CallPool:
             self._woken += 1
 
     async def _work(self, context: Context) -> None:
-        """The loop of one worker: makes calls until none is left for it, or until it must be
+        """Runs one worker, which makes calls until none is left for it, or until it must be
         replaced.
 
         A worker is replaced if a call has changed the context or cancelled the task. Raises the

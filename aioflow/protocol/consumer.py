@@ -541,7 +541,7 @@ class ConsumerExchange:
         return error
 
     def _remove(self, inlet: _Inlet) -> None:
-        """Removes a channel, and gives the buffers of its elements back.
+        """Removes a channel, and recycles the buffers of its elements.
 
         Elements that the task still uses stay valid, because they are in ordinary memory.
         """

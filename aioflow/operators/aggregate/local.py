@@ -280,7 +280,9 @@ def why_rows(aggregate: FoldingAggregate) -> str | None:
 
 
 def plan_columns(aggregate: FoldingAggregate) -> Plan:
-    """Returns `aggregate` as a plan on columns. `why_rows` must have returned None for it."""
+    """Returns the plan that computes `aggregate` on columns. `why_rows` must have returned None for
+    it.
+    """
     from aioflow.columns.kernels import LeafKind, LeafSpec, Plan
 
     leaves = []

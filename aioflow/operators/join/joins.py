@@ -53,7 +53,9 @@ Each subtask writes (first key group, last key group, `_until`, number of record
 """
 
 FIRED = f"{INTERNAL_PREFIX}join-fired"
-"""Name of the table of the keys that an interrupted window had fired: (start, end) -> key -> True.
+"""Name of the table of keys that a window had fired when a checkpoint interrupted it.
+
+The table maps (start, end) of the window -> key -> True.
 
 If only some pairs of a key were emitted, the value is not True but a tuple: the number of emitted
 pairs, and the numbers of the key's records on the left and on the right. If all pairs of a key of

@@ -71,7 +71,9 @@ ONE, NONE = range(1), range(0)
 """Indices of the partners of an element if one element is kept under the key: this one, or none."""
 
 PARTLY_JOINED = f"{INTERNAL_PREFIX}partly-joined"
-"""Name of the table with the elements that a checkpoint interrupted: key -> (input, pairs left).
+"""Name of the table of the elements that a checkpoint interrupted amid their pairs.
+
+The table maps the key to (input, number of pairs that are left).
 
 The interrupted element is the first one of its key that is processed after a restore.
 """

@@ -184,7 +184,7 @@ class WindowOperator(Operator):
             await function.open(ctx)
 
     def _made_runs(self) -> WindowRuns | None:
-        """Returns the runs, or None if elements have to be added one by one."""
+        """Returns the `WindowRuns`, or None if elements must be added one by one."""
         assigner, evictor = self._assigner, self._evictor
         by_event_time = assigner.is_event_time or isinstance(assigner, GlobalWindows)
         plain = plain_trigger(self._trigger, is_event_time=by_event_time)
@@ -529,7 +529,7 @@ class WindowOperator(Operator):
     def fire_timer(
         self, time: int, key: Any, namespace: tuple[int, ...], *, event: bool
     ) -> Iterator[None] | None:
-        """Handles a due timer. Returns the remaining work or None, as `_act` does."""
+        """Handles a due timer. Returns the remaining work, or None if there is none."""
         window: Window = TimeWindow(*namespace) if namespace else GLOBAL
         contents = namespace
         if self._assigner.is_merging:

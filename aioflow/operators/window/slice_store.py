@@ -9,8 +9,8 @@ A run consists of neighbouring slices that are merged, so that a window of many 
 cost of a few. A run has 2**level slices, and starts at a multiple of its length. It is merged from
 its two halves when a window first needs it. So each slice is merged about once on each level. A
 window of n slices is covered by at most 2 log2(n) runs. A run is a cache over the slices: no
-snapshot contains it, and a late record for a slice drops the runs above the slice. Runs take about
-as much memory as the slices.
+snapshot contains it, and a late record for a slice drops the runs that contain this slice. Runs
+take about as much memory as the slices.
 """
 
 from __future__ import annotations

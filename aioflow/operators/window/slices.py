@@ -85,7 +85,7 @@ subtask.
 """
 
 FIRED = f"{INTERNAL_PREFIX}window-fired"
-"""Name of the table window end -> key -> True.
+"""Name of the table that maps window end -> key -> True.
 
 The table lists the keys that a window had fired when a checkpoint interrupted the window.
 """
