@@ -80,7 +80,7 @@ class Upstream:
 
     @property
     def place(self) -> TapPlace:
-        """The place where a tap can observe the records of the stream."""
+        """The output at which a tap can observe the records of the stream."""
         return self.node_id if self.side is None else (self.node_id, self.side.name)
 
     def partitioned(self, strategy: ShipStrategy, function: Any = None, **more: Any) -> Upstream:
@@ -201,7 +201,7 @@ def add_operator(
 def warn_of_empty_side(graph: StreamGraph, nodes: list[StreamNode], tag: OutputTag[Any]) -> None:
     """Warns if none of `nodes` can ever emit to the side output `tag`.
 
-    This is no error, because the side output is a valid stream.
+    This is not an error, because the side output is a valid stream.
     """
     if any(node.side_tags is None or tag in node.side_tags for node in nodes):
         return
@@ -246,7 +246,7 @@ def refuse_pushed(graph: StreamGraph, call: str) -> None:
 def warn_of_loose_ends(graph: StreamGraph) -> None:
     """Logs a warning for streams without a reader, in a run whose caller cannot subscribe to them.
 
-    This is no error, because a function may have side effects.
+    This is not an error: the functions of the flow may be run for their side effects.
     """
     read = {edge.source for edge in graph.edges}
     loose = [
@@ -366,8 +366,8 @@ def warn_of_shared_files(
     """Logs a warning if another sink of the flow writes the same kind of files to the same
     directory.
 
-    This is no error, because both sinks may be meant to write to one directory. `part_files` holds
-    the directory and the kind of the files of `sink`, or is None.
+    This is not an error, because both sinks may be meant to write to one directory. `part_files`
+    holds the directory and the kind of the files of `sink`, or is None.
     """
     other = next(
         (node for node in graph.nodes.values() if part_files and node.part_files == part_files),

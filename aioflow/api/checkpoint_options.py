@@ -233,7 +233,8 @@ def checkpoint_key(given: bytes | PathLike[str] | None) -> bytes | None:
     """Returns the checkpoint key: `given` itself, or the content of the file at the path `given`
     without trailing newlines. Returns None for None.
 
-    Raises TypeError, or ValueError if the key is too short.
+    Raises TypeError if `given` has another type. Raises ValueError if the file cannot be read, or
+    if the key is too short.
     """
     if given is None:
         return None
@@ -263,7 +264,8 @@ def checkpoint_key(given: bytes | PathLike[str] | None) -> bytes | None:
 def store_url(where: str | PathLike[str], option: str) -> str:
     """Returns `where` as a URL. A text without a scheme names a directory of this machine.
 
-    `option` names the argument in errors. Raises TypeError, or ValueError for an unknown scheme.
+    `option` names the argument in errors. Raises TypeError if `where` is empty or neither a text
+    nor a path. Raises ValueError if it is not a valid URL of a store.
     """
     value: object = where  # Callers may pass other types than the annotation says.
     if not isinstance(value, (str, PathLike)) or not fspath(value):

@@ -316,7 +316,8 @@ class Flow:
         elements are `af.Change`, which also hold the previous row. Rows without a key, such as
         those of a LEFT JOIN, need `updates="changes"`.
 
-        Raises SqlError, which shows the place in the query. Needs the extra `[sql]`.
+        Raises SqlError, which shows the place in the query, if the query is invalid or not
+        supported. Needs the extra `[sql]`.
         """
         return _sql().sql(self, query, tables, functions, schemas, ttl, updates)
 
@@ -338,7 +339,8 @@ class Flow:
         INTO t SELECT ...` writes the result of a query. All INSERTs run as one job. `SET 'ttl' =
         '1h'` sets the argument `ttl=`. All arguments are as for `sql`.
 
-        Raises SqlError, which shows the place in the script. Needs the extra `[sql]`.
+        Raises SqlError, which shows the place in the script, if the script is invalid or not
+        supported. Needs the extra `[sql]`.
         """
         _sql().script(self, script, tables, functions, schemas, ttl)
 

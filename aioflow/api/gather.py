@@ -117,7 +117,7 @@ class RowStream(Generic[T]):
         self.has_room = Availability(available=True)
 
     def operator(self) -> Operator:
-        """Returns an operator that fills this stream."""
+        """Returns a new operator. The rows that it receives become the rows of this iterator."""
         return _RowOperator(self)
 
     @property

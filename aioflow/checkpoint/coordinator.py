@@ -67,7 +67,7 @@ _CLOSING = (
     CheckpointFailureReason.TASK_CLOSING,
     CheckpointFailureReason.CANCELLATION_BARRIER,
 )
-"""Reasons for an abort that mean no error: a task ended while the checkpoint was pending. The
+"""Reasons for an abort that are not errors: a task ended while the checkpoint was pending. The
 reason is reported by this task or by a task downstream.
 """
 

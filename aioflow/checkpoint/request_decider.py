@@ -148,8 +148,8 @@ class CheckpointTurns:
 
     @property
     def final_is_complete(self) -> bool:
-        """Whether the final checkpoint is complete. No further checkpoint is taken then, unless the
-        job restarts.
+        """Whether the final checkpoint is complete. After it, no further checkpoint is taken unless
+        the job restarts.
         """
         return self._final is _Final.COMPLETE
 
@@ -353,7 +353,10 @@ class PendingCheckpoint:
         return f"{timeout_ms} ms have passed without a word of {self.waits_for(name_of)}"
 
     def waits_for(self, name_of: Callable[[ExecutionAttemptId], str]) -> str:
-        """Returns the names of the tasks that have not acknowledged, or "the store"."""
+        """Returns the name of a task that has not acknowledged, and the number of the others.
+
+        Returns "the store" if all tasks have acknowledged and the checkpoint is being stored.
+        """
         if self.storing is not None:
             return "the store"
         rest = len(self.waiting) - 1

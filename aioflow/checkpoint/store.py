@@ -121,7 +121,7 @@ class FlowStore:
         """Acquires the lease of this flow, so that this process may complete checkpoints.
 
         The caller releases the lease. Raises CheckpointError, naming the holder, if another job has
-        the lease. `on_lost` is called when the lease could not be renewed: the job must stop then.
+        the lease. `on_lost` is called if the lease cannot be renewed, and must stop the job.
         """
         if options is None:
             options = (
@@ -547,10 +547,10 @@ class FlowStore:
         return stored
 
     async def _taken(self, number: int) -> tuple[str, CheckpointKind, int]:
-        """Returns the URL and kind of the savepoint that `taken/<number>` names, and the checkpoint
-        number in the savepoint's metadata.
+        """Returns the URL and kind of the savepoint or checkpoint that `taken/<number>` names, and
+        the checkpoint number in its metadata.
 
-        The two numbers differ if a job was told to begin with that savepoint.
+        The number may differ from `number` if a job was told to begin with that savepoint.
         """
         where = join_url(self.url, f"taken/{number}")
         try:

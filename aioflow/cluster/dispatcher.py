@@ -269,7 +269,8 @@ class Dispatcher:
     async def wait(self, job_id: str) -> JobView:
         """Waits for the final end of a job and returns the job.
 
-        Raises UnknownJob, or StaleLeader when this leader goes away first.
+        Raises UnknownJob if the job is not known. Raises StaleLeader if this leader goes away
+        before the job ends.
         """
         managed = self._jobs.get(job_id)
         return self.job(job_id) if managed is None else await asyncio.shield(managed.over)
@@ -279,7 +280,7 @@ class Dispatcher:
 
         The cancellation is stored, so the next leader does not run the job again. If the caller is
         cancelled meanwhile, the call still completes: a half-done cancellation would block the next
-        caller. Raises UnknownJob or StaleLeader.
+        caller. Raises UnknownJob if the job is not known, StaleLeader if this leader was replaced.
         """
         managed = self._jobs.get(job_id)
         if managed is None:
@@ -324,8 +325,8 @@ class Dispatcher:
     ) -> None:
         """Ends the sources of a job at their present positions; with `drain` event time ends too.
 
-        See `JobMaster.stop`. Raises UnknownJob. Raises CheckpointError if `directory` is given for
-        a job without checkpoints, even before the job has a runner.
+        See `JobMaster.stop`. Raises UnknownJob if the job is not known. Raises CheckpointError if
+        `directory` is given for a job without checkpoints, even before the job has a runner.
         """
 
         def stop(runner: JobRunner) -> None:

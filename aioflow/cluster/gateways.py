@@ -299,8 +299,9 @@ class RunningJob(Protocol):
         """Changes the parallelism of the running job, or the number of its worker processes.
 
         `parallelism` replaces the parallelism of the flow; `of_operators` maps uids of single
-        operators to their parallelism. Returns once all new tasks run. Raises RescaleError,
-        GraphError or JobNotRunning.
+        operators to their parallelism. Returns once all new tasks run. Raises GraphError for an
+        invalid parallelism, JobNotRunning if the job has ended, and RescaleError if it cannot be
+        rescaled.
         """
         raise RescaleError(
             f"job {self.job_master.executions.graph.name!r} runs where its parallelism is fixed: "

@@ -474,7 +474,8 @@ class JobManager:
         """Changes the parallelism of a running job, and stores the new parallelism for the next
         leader.
 
-        Raises RescaleError, GraphError, JobNotRunning, UnknownJob.
+        Raises UnknownJob if the job is not known, and JobNotRunning if it has ended. Raises
+        GraphError for an invalid parallelism, and RescaleError if the job cannot be rescaled.
         """
         await self._running(job_id)
         job, dispatcher = self._job(job_id), (await self._leader()).dispatcher

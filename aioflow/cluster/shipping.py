@@ -229,8 +229,8 @@ def _own_types() -> list[_OwnType]:
 def _can_travel(registration: Registration) -> bool:
     """Whether this type can be sent to a worker.
 
-    A type that cannot be pickled is no error here: an error is raised only when a value of the type
-    is sent.
+    A type that cannot be pickled is not an error here: an error is raised only when a value of the
+    type is sent.
     """
     try:
         _dumps(registration, {})

@@ -442,7 +442,8 @@ class SliceColumns:
     def prepare(self, keys: Any, values: Any) -> tuple[np.ndarray, list[Inputs]]:
         """Returns the codes of `keys`, and the inputs of the aggregates from `values`.
 
-        Raises NotOnColumns.
+        Raises NotOnColumns if `values` is not a `ColumnBatch`, or if an aggregate cannot use it.
+        Also raises it for keys that `KeyEncoder.encode_plain` does not support.
         """
         if not isinstance(values, ColumnBatch):
             raise NotOnColumns("the values are no records of columns")

@@ -285,7 +285,7 @@ class ArrowPages:
     def read(self, table: Any) -> ColumnBatch:
         """Returns an Arrow table or record batch as columns, to be passed to `settle`.
 
-        It may run in any thread, one page at a time.
+        It may run in any thread. Each page must be passed to `settle` before the next call.
         """
         columns = {
             name: self._read(name, table.column(i)) for i, name in enumerate(table.schema.names)

@@ -76,7 +76,10 @@ class ColumnExpression:
         self._entries: dict[tuple[int, int], tuple[list[Any], int, Column]] = {}
 
     def __call__(self, batch: ColumnBatch) -> Column:
-        """Returns a column with the value of the expression for each row. Raises NotOnColumns."""
+        """Returns a column with the value of the expression for each row.
+
+        Raises NotOnColumns if the computation raises any error.
+        """
         try:
             with np.errstate(all="ignore"):
                 found = self._visit(self.expression, batch)
@@ -88,7 +91,8 @@ class ColumnExpression:
     def true(self, batch: ColumnBatch) -> np.ndarray:
         """Returns a mask for `filter`, which is True for rows in which the expression is True.
 
-        Raises NotOnColumns.
+        Raises NotOnColumns if the computation raises any error, or if a value is neither a bool nor
+        None.
         """
         try:
             values, valid = _booleans(self(batch))
@@ -260,7 +264,10 @@ class ColumnSelect:
         self._fields = {name: ColumnExpression(e) for name, e in fields.items()}
 
     def __call__(self, batch: ColumnBatch) -> ColumnBatch:
-        """Returns a batch with one column for each field. Raises NotOnColumns."""
+        """Returns a batch with one column for each field.
+
+        Raises NotOnColumns if the computation of a field raises any error.
+        """
         return ColumnBatch(
             {name: compute(batch) for name, compute in self._fields.items()}, len(batch)
         )

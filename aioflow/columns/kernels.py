@@ -91,7 +91,11 @@ class Plan:
         ]
 
     def inputs(self, batch: ColumnBatch) -> list[Inputs]:
-        """Returns the input of each basic aggregate from `batch`. Raises NotOnColumns."""
+        """Returns the input of each basic aggregate from `batch`.
+
+        Raises NotOnColumns if an argument or a condition cannot be computed on columns, or if an
+        argument is not numeric. Also raises it if the result could differ from the result on rows.
+        """
         return [self._input(i, batch) for i in range(len(self.leaves))]
 
     def _input(self, i: int, batch: ColumnBatch) -> Inputs:

@@ -229,7 +229,10 @@ class CompositeKeys:
         self._entries = GrowingList()
 
     def __call__(self, batch: ColumnBatch) -> CodedColumn:
-        """Returns the keys of the records. Raises NotOnColumns."""
+        """Returns the keys of the records.
+
+        Raises NotOnColumns if a part of a key cannot be computed on columns, or is not hashable.
+        """
         columns = [compute(batch) for compute in self._parts]
         try:
             found = self._encode(columns)

@@ -226,7 +226,8 @@ def cast_number(a: Number, to: type) -> NumberColumn | None:
 def is_in(a: Number, members: tuple[Any, ...]) -> NumberColumn | None:
     """Returns whether each value equals one of `members`.
 
-    Returns None if a member is neither text nor a bool, int or float of Python.
+    Returns None if the type of a member is not str, bytes, bool, int, float or None. Also returns
+    None if `a` has floats, and a member is an int beyond the range of exact floats.
     """
     found: list[Any] = []
     for member in members:

@@ -86,12 +86,17 @@ class KeyNotSupported(ValueNotSupported):
 
 
 def key_group(key: Hashable, max_parallelism: int) -> int:
-    """Returns the key group of `key`, in `range(max_parallelism)`. Raises KeyNotSupported."""
+    """Returns the key group of `key`, in `range(max_parallelism)`.
+
+    Raises KeyNotSupported if `canonical_key` refuses the key.
+    """
     return zlib.crc32(canonical_key(key)) % max_parallelism
 
 
 def key_groups(keys: Sequence[Any], max_parallelism: int) -> list[int]:
-    """Returns the key group of each of `keys`. Raises KeyNotSupported.
+    """Returns the key group of each of `keys`.
+
+    Raises KeyNotSupported if `canonical_key` refuses a key.
 
     For texts and for integers from 0, this takes a third of the time of calls of `key_group`.
     """
@@ -121,7 +126,8 @@ def key_groups(keys: Sequence[Any], max_parallelism: int) -> list[int]:
 def canonical_key(key: Any) -> bytes:
     """Returns the canonical bytes of `key`. Equal keys have equal canonical bytes.
 
-    Raises KeyNotSupported naming the remedy.
+    Raises KeyNotSupported, which names the remedy, for a value that cannot be a key, for example
+    None or NaN.
     """
     kind = type(key)
     if kind is str:

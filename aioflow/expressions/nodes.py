@@ -7,8 +7,8 @@ is defined here and in `expressions.values`, and tested by the table in
 
 * any operation on None gives None, except `is_null`, `fill_null`, `when` (which takes None as not
   true), and `&` and `|`, which follow Kleene's logic;
-* `/` is true division, `//` and `%` have Python's sign, a division by zero gives None, `round` is
-  half to even;
+* `/` is true division, `//` rounds down, and `%` has the sign of the divisor, as in Python. A
+  division by zero gives None. `round` is half to even;
 * `== != < <= > >= & | ~` build expressions. So nodes are compared by `same_as`, hashed by identity,
   and have no truth value.
 
@@ -754,7 +754,7 @@ def _warn_of_none(e: Expr[Any], operator: str) -> None:
 
 
 def field_name(name: Any) -> str | int:
-    """Returns `name` if it can name a field. Raises TypeError."""
+    """Returns `name`. Raises TypeError if it is neither a str nor an int, or if it is a bool."""
     if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise TypeError(
             f"a field is named by a str, or by an int position, not by {type(name).__name__}: "
@@ -764,7 +764,10 @@ def field_name(name: Any) -> str | int:
 
 
 def _shown(e: Expr[Any]) -> str:
-    """Returns the source text of `e`, in the form needed before a method or an operator."""
+    """Returns the source text of `e`, to which a method call or an operator can be appended.
+
+    If `e` is the result of an operator, its text is in parentheses.
+    """
     return f"({e!r})" if isinstance(e, (Binary, Unary)) else repr(e)
 
 

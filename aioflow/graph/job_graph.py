@@ -203,7 +203,8 @@ def build_job_graph(
     """Chains operators, validates the flow, and numbers the exchanges.
 
     With `apart`, operators that must stay in the program's process are not chained with others.
-    Records at the places in `whole` keep all fields, because taps observe them.
+    `whole` lists the outputs of operators that taps observe. Records of these outputs keep all
+    fields.
     """
     _validate(graph)
     uids = graph.uids()

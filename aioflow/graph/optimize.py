@@ -17,8 +17,8 @@ possible if the records go straight into a keyed exchange that sends only keys, 
 bodies (`operators.inlining`). Then no user code sees the stand-in. Stand-ins are used only with
 worker processes, because within one process a subscriber would see the stand-in.
 
-A parameter `whole` lists the places (outputs of operators) whose records are observed by taps, so
-that they must keep all fields.
+A parameter `whole` lists the outputs of operators that taps observe. The records of these outputs
+must keep all fields.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def with_projection(
 ) -> Partitioning:
     """Returns `partitioning` with information on which parts of a record its consumer `node` reads.
 
-    Only these parts are sent then. Records are sent as a whole if the consumer may emit them, or if
-    taps observe them at places in `whole`.
+    Then only these parts are sent. Records are sent as a whole if the consumer may emit them, for
+    example to a side output that a tap observes. `whole` lists the outputs that taps observe.
     """
     if partitioning.strategy is not ShipStrategy.HASH:
         return partitioning
@@ -86,8 +86,9 @@ def fields_read(
 ) -> tuple[str | int, ...] | None:
     """Returns the fields of a record that the operator of `node` itself reads.
 
-    Returns None if the operator reads all fields, or emits whole records, as a window does whose
-    late elements are read. Taps observe the records at the places in `whole`.
+    Returns None if the operator reads all fields, or emits whole records. A window emits whole
+    records if its side output of late elements has a reader. `whole` lists the outputs that taps
+    observe.
     """
     return None if emits_late_elements(graph, node, whole) else node.traits.reads
 
@@ -98,8 +99,8 @@ def taken_by(
     """Returns `OperatorTraits.taken` of `node`: the function through which an aggregate or a window
     reads a record.
 
-    Returns None if records must be sent as a whole, for example to a single subtask, or because
-    late elements are read. Taps observe the records at the places in `whole`.
+    Returns None if records must be sent as a whole, for example if `node` has a single subtask, or
+    if its side output of late elements has a reader. `whole` lists the outputs that taps observe.
     """
     if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):
         return None
@@ -107,8 +108,9 @@ def taken_by(
 
 
 def emits_late_elements(graph: StreamGraph, node: StreamNode, whole: Collection[TapPlace]) -> bool:
-    """Returns whether the side output of `node` is read: by a consumer in the flow, or by a tap in
-    `whole`.
+    """Returns whether a side output of `node` has a reader: a consumer in the flow, or a tap.
+
+    `whole` lists the outputs that taps observe.
     """
     if any(out.side is not None for out in graph.outputs_of(node.id)):
         return True
@@ -124,7 +126,7 @@ def with_combiner(
     """Returns `partitioning` with the aggregate that reduces each batch before it is sent to the
     consumer `node`, if there is one.
 
-    Taps observe the records at the places in `whole`.
+    `whole` lists the outputs that taps observe.
     """
     if partitioning.strategy is not ShipStrategy.HASH:
         return partitioning
@@ -136,8 +138,9 @@ def _combiner_of(
 ) -> LocalAggregate | None:
     """Returns the aggregate that reduces a batch before it is sent to the window `node`.
 
-    Returns None if all records are sent, because they go to a single subtask or because late
-    elements are read, perhaps by a tap at a place in `whole`.
+    Returns None if each record must be sent. This is so if `node` has a single subtask or no such
+    aggregate. It is also so if a consumer or a tap reads the side output of late elements. `whole`
+    lists the outputs that taps observe.
     """
     if graph.parallelism_of(node) == 1 or emits_late_elements(graph, node, whole):
         return None
@@ -148,7 +151,7 @@ def is_taken_apart(graph: StreamGraph, place: TapPlace, whole: Collection[TapPla
     """Returns whether late elements at `place` are incomplete, because only a part of each record
     is sent.
 
-    Taps observe the records at the places in `whole`.
+    `whole` lists the outputs that taps observe.
     """
     if isinstance(place, int):
         return False
@@ -204,8 +207,8 @@ def fields_seen(
     all fields.
 
     The observer sees fewer fields if the source leaves out fields that no operator reads. `whole`
-    contains the places that taps observe, as when the graph was built. Late elements of a window
-    have the fields of its input.
+    lists the outputs that taps observe, as when the graph was built. Late elements of a window have
+    the fields of its input.
     """
     for node_id in sorted(graph.upstream_of([place if isinstance(place, int) else place[0]])):
         # With all of its fields.
@@ -278,7 +281,8 @@ def _obstacle_on(graph: StreamGraph, edge: StreamEdge) -> str | None:
 def _why_exchanged_as_rows(partitioning: Partitioning | None) -> str | None:
     """Returns the reason why an exchange sends rows, or None if it can send columns.
 
-    An exchange sends rows if it distributes records one by one, or by a function.
+    An exchange sends rows if it chooses the target of each record at random, or by a function. An
+    exchange by key sends rows if its key function is not an expression.
     """
     if partitioning is None:
         return None
@@ -299,7 +303,7 @@ def with_stand_ins(graph: StreamGraph, node: StreamNode, whole: Collection[TapPl
     """Returns `node` with a source that emits stand-ins, if only fields of its records are read.
     Otherwise returns `node` itself.
 
-    `whole` are the places whose records are observed by taps.
+    `whole` lists the outputs that taps observe.
     """
     if node.source is None or node.id in whole or node.source.columnar:
         return node
@@ -328,8 +332,10 @@ def _read_by_times(strategy: WatermarkStrategy[Any] | None, fields: Collection[s
 def _gets_only(
     graph: StreamGraph, edge: StreamEdge, fields: Collection[str], whole: Collection[TapPlace]
 ) -> bool:
-    """Returns whether the exchange at `edge` sends only keys, and at most one of `fields` per
-    record.
+    """Returns whether the exchange at `edge` sends of each record only its key, or its key and one
+    of `fields`.
+
+    Returns False if the key function may read more than `fields`.
     """
     if edge.partitioning is None or edge.partitioning.strategy is not ShipStrategy.HASH:
         return False

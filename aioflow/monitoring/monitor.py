@@ -139,12 +139,12 @@ class Call:
 
     @property
     def job(self) -> JobView:
-        """The job that the path names. Raises NotFound."""
+        """The job that the path names. Raises NotFound if there is no such job."""
         return self.monitor.job(self.params["jobid"])
 
     @property
     def vertex(self) -> JobVertex:
-        """The vertex that the path names. Raises NotFound."""
+        """The vertex that the path names. Raises NotFound if the job or the vertex is unknown."""
         job, vertex_id = self.job, self.params["vertexid"]
         vertex = job.vertex(vertex_id)
         if vertex is None:
@@ -156,7 +156,11 @@ class Call:
 
     @property
     def subtask(self) -> int:
-        """The index of the subtask that the path names. Raises BadRequest or NotFound."""
+        """The index of the subtask that the path names.
+
+        Raises BadRequest if its index is not a number. Raises NotFound if the job, the vertex or
+        the subtask is unknown.
+        """
         vertex, index = self.vertex, self.number("subtaskindex")
         if index >= vertex.parallelism:
             raise NotFound(
@@ -267,7 +271,7 @@ class Monitor:
         return self.watched.jobs()
 
     def job(self, job_id: str) -> JobView:
-        """Returns the view of a job. Raises NotFound."""
+        """Returns the view of a job. Raises NotFound if no job has this id."""
         for view in self.watched.jobs():
             if view.id == job_id:
                 return view

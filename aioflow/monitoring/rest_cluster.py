@@ -138,7 +138,7 @@ NETWORK_TOTAL = "Status.Shuffle.Netty.TotalMemory"
 
 
 def find_worker(call: Call) -> WorkerView:
-    """Returns the worker that the path names. Raises NotFound."""
+    """Returns the worker that the path names. Raises NotFound if there is no such worker."""
     wanted = call.params["taskmanagerid"]
     for worker in call.monitor.workers():
         if worker.id == wanted:

@@ -272,7 +272,9 @@ class JobView:
         self, vertex: JobVertex, index: int, node_id: int, query: Callable[[Any], Any]
     ) -> Any:
         """Returns the result of `query`, which gets the keyed state backend of one operator in one
-        subtask. Raises JobNotRunning.
+        subtask.
+
+        Raises JobNotRunning if the subtask is not running, or if this view cannot query state.
         """
         execution = self.master.executions.executions[vertex.id, index]
         if self._query_state is None or execution.state is not ExecutionState.RUNNING:

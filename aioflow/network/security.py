@@ -110,8 +110,9 @@ class TlsFiles:
         )
 
     def load(self) -> TlsContexts:
-        """Reads the files and returns the TLS contexts. Raises NotAuthenticated, which names the
-        file that is wrong.
+        """Reads the files and returns the TLS contexts.
+
+        Raises NotAuthenticated, which names the file, if a file cannot be read or is invalid.
         """
         listening = _Listening(ssl.PROTOCOL_TLS_SERVER)
         listening.sslobject_class = _Accepted
@@ -150,7 +151,8 @@ class Security:
     def of(files: TlsFiles | None, *, allow_plaintext: bool) -> Security:
         """Returns the protection that the user's settings describe, and reads the files.
 
-        `files` is None without TLS. Raises NotAuthenticated, which names the file that is wrong.
+        `files` is None without TLS. Raises NotAuthenticated, which names the file, if a file cannot
+        be read or is invalid.
         """
         return Security(
             tls=None if files is None else files.load(), allow_plaintext=allow_plaintext

@@ -230,7 +230,9 @@ def _tuple(*values: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The call of an aggregate that is being compiled: its argument, FILTER, and more arguments."""
+    """A call of an aggregate function during compilation. `of` is its first argument, `where` its
+    FILTER, and `others` are its further arguments.
+    """
 
     name: str
     of: Scalar

@@ -375,7 +375,7 @@ class CreatedTable:
     # The connector.
 
     def _arguments(self, options: _Options) -> dict[str, Any]:
-        """Returns the arguments for the connector from the options. Raises SqlError."""
+        """Returns the connector's arguments. Raises SqlError for a missing or wrong option."""
         known = dict(options_of(self.connector))
         known.pop("fn", None)
         name = options.texts.get("format")
@@ -717,7 +717,7 @@ class CreatedTable:
         return replace(one, fields=fields, reads={**one.reads, **nulls})
 
     def written(self, found: Relation, into: exp.Insert) -> Relation:
-        """Converts the rows of a query to rows of this table. Fills the columns in their order."""
+        """Converts rows of a query to rows of this table. Columns match by position, not name."""
         columns = into.this.expressions if isinstance(into.this, exp.Schema) else ()
         targets = [self._column(one) for one in columns] or self.physical
         place = into.expression

@@ -44,10 +44,10 @@ STATEMENT_SETS = (["BEGIN", "STATEMENT", "SET", ";"], ["EXECUTE", "STATEMENT", "
 
 
 class WindowTable(exp.Expression):
-    """A call of a table function of windows in FROM.
+    """A call of a windowing table function in FROM, such as TUMBLE.
 
-    `kind` is its name, `this` the table or query, `timecol` the column of event time, and
-    `partition` the keys of a session. The other arguments are durations.
+    `kind` is its name, `this` the table or query, and `timecol` the column of event time.
+    `partition` holds the columns of PARTITION BY. The other arguments are durations.
     """
 
     arg_types: ClassVar[dict[str, bool]] = {
@@ -381,7 +381,7 @@ EMIT = re.compile(r"\bEMIT\b", re.IGNORECASE)
 
 
 def parse(text: str) -> list[exp.Expr]:
-    """Returns the statements of `text`. Raises SqlError where the text cannot be read."""
+    """Returns the statements of `text`. Raises SqlError if the text cannot be parsed."""
     try:
         return [_with_maps(one) for one in StreamingSql().parse(text) if one is not None]
     except SqlError as error:

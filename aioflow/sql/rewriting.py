@@ -28,7 +28,10 @@ STAYS = "stays"
 
 def rewritten(node: exp.Select) -> exp.Query:
     """Returns an equivalent query without QUALIFY, WINDOW, IN and EXISTS with a query, and GROUPING
-    SETS. Raises SqlError.
+    SETS.
+
+    Raises SqlError for such a clause that is invalid or not supported, for example NOT IN with a
+    query.
     """
     if node.args.get("windows"):
         node = _without_windows(node)

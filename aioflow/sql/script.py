@@ -107,8 +107,8 @@ def script(
 ) -> Script:
     """Adds the INSERTs of a script to the flow. See `Flow.sql_script`.
 
-    `console` gets the streams of SELECT and the texts of EXPLAIN. Without it these statements are
-    errors.
+    `console` receives the stream of each SELECT and the plan of each EXPLAIN. Without `console`,
+    SELECT and EXPLAIN raise SqlError.
     """
     compiler = Compiler(flow, _functions(functions or {}), ttl, updates=True)
     planner = Script(_relations(flow, tables, schemas or {}), compiler)

@@ -137,7 +137,10 @@ def unify(a: SqlType, b: SqlType) -> SqlType | None:
 
 
 def type_of_declaration(node: exp.DataType) -> SqlType:
-    """Returns the type that a cast or a declared column names. Raises SqlError."""
+    """Returns the type that a cast or a declared column names.
+
+    Raises SqlError for an unknown type, or for an ARRAY, MAP or ROW with wrong arguments.
+    """
     name = node.this.name if isinstance(node.this, exp.DType) else str(node.this).upper()
     arguments = node.expressions
     parts = [one.args.get("kind") if isinstance(one, exp.ColumnDef) else one for one in arguments]

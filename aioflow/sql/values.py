@@ -624,7 +624,10 @@ _JAVA_PART = re.compile(r"'([^']*)'|([A-Za-z])\2*|[^A-Za-z']")
 
 
 def java_pattern(pattern: str) -> str:
-    """Converts a pattern of Java's DateTimeFormatter to one of `strftime`. Raises ValueError."""
+    """Converts a pattern of Java's DateTimeFormatter to one of `strftime`.
+
+    Raises ValueError if the pattern has letters that `_JAVA` does not map.
+    """
     made = []
     for found in _JAVA_PART.finditer(pattern):
         part = found[0]
@@ -674,7 +677,10 @@ def make_row(names: tuple[str, ...], *values: Any) -> dict[str, Any]:
 
 
 def json_path(path: str) -> tuple[str | int, ...]:
-    """Returns the steps of a path such as "$.a.b[0]". Raises ValueError."""
+    """Returns the steps of a path such as "$.a.b[0]".
+
+    Raises ValueError if `path` is not `$`, followed by names and indexes.
+    """
     parts = re.findall(r"\.(\w+)|\[(\d+)\]|\['([^']+)'\]", path)
     if re.fullmatch(r"(lax )?\$(\.\w+|\[\d+\]|\['[^']+'\])*", path) is None:
         raise ValueError(f"{path!r} is not a path; write '$.name' or '$.list[0].name'")

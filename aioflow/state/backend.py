@@ -125,7 +125,7 @@ class StateTable(Protocol):
         """
 
     def drop(self, namespace: Any) -> None:
-        """Removes `namespace` with all its keys; a missing namespace is no error."""
+        """Removes `namespace` with all its keys. Does nothing if the namespace is missing."""
 
 
 class PendingSnapshot(Protocol):

@@ -130,7 +130,10 @@ class _End(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def groups_of(kind: str, keys: Sequence[Any], max_parallelism: int) -> list[int]:
-    """Returns the key group of each of `keys` of a table of `kind`. Raises KeyNotSupported."""
+    """Returns the key group of each of `keys` of a table of `kind`.
+
+    Raises KeyNotSupported if `canonical_key` refuses a key.
+    """
     return key_groups([key for key, _ in keys] if kind == TIMERS else keys, max_parallelism)
 
 
@@ -181,7 +184,8 @@ def encode_entries(
     """Encodes rows of the key groups `groups` as one frame. If `values` is None, the frame removes
     the keys.
 
-    Raises TypeNotSupported, which names `owner` and the remedy.
+    Raises TypeNotSupported, which names `owner` and the remedy, if a key, namespace or value cannot
+    be encoded.
     """
     return _frame(
         _Entries(
@@ -255,8 +259,9 @@ def _values(codec: Codec, keys: list[Any], values: list[Any], owner: str) -> byt
 def encode_value(codec: Codec, key: Any, value: Any, owner: str) -> bytes:
     """Returns `value` as bytes.
 
-    Raises TypeNotSupported, which names `owner`, the key, the type and the remedy. This also
-    replaces an error that code of the value raises, because a retry would fail again.
+    Raises TypeNotSupported, which names `owner`, the key, the type and the remedy, if the value
+    cannot be encoded. This also replaces an error that code of the value raises, because a retry
+    would fail again.
     """
     if type(value) is Uncopied:
         raise ValueNotSupported(

@@ -104,7 +104,7 @@ class RowCodec:
         self._max_parallelism = max_parallelism
 
     def row(self, space: Spaced, key: Any) -> bytes:
-        """Returns the row of `key`. Raises KeyNotSupported."""
+        """Returns the row of `key`. Raises KeyNotSupported if `canonical_key` refuses the key."""
         if space.is_timers:
             timestamp, inner, namespace = key
             canonical = canonical_key(inner)

@@ -542,7 +542,7 @@ async def download(
 
     Returns the bundle, and the handle of each file by its name in the database.
 
-    Raises RestoreError.
+    Raises RestoreError if a file is missing or damaged, or if the bundle does not match `handle`.
     """
     if not handle.files:
         raise RestoreError(f"state of operator {operator!r} has no file, expected at least one")

@@ -177,7 +177,7 @@ class StateOutput(Protocol):
     async def write(self, chunks: AsyncIterator[bytes]) -> StateFile:
         """Writes `chunks` as one file, which is durable on return.
 
-        Raises OSError; the file is then not visible.
+        Raises OSError if the file cannot be written. Such a file is not visible.
         """
 
 

@@ -206,7 +206,7 @@ class TimerQueue:
         return True
 
     def delete(self, key: Any, namespace: Any, timestamp: int) -> None:
-        """Removes a timer; a missing timer is no error."""
+        """Removes a timer. Does nothing if the timer is missing."""
         bucket = self._buckets.get(timestamp)
         timer = (key, namespace)
         if isinstance(bucket, tuple):
@@ -489,7 +489,7 @@ class InternalTimerService:
     register_event_time_timer: Callable[[Any, Any, int], object]
     """Registers a timer of (key, namespace, timestamp)."""
     delete_event_time_timer: Callable[[Any, Any, int], None]
-    """Deletes a timer of (key, namespace, timestamp); a missing timer is no error."""
+    """Deletes a timer of (key, namespace, timestamp). Does nothing if the timer is missing."""
 
     def __init__(
         self,

@@ -129,7 +129,7 @@ class ChannelStateLog:
         """Adds a batch, encoded or not, or an event that carries event time. Other events are
         ignored.
 
-        Raises TypeNotSupported.
+        Raises TypeNotSupported if a value of the batch cannot be encoded.
         """
         if isinstance(element, RecordBatch):
             content = encode_batch(element, self._codec, self._owner)

@@ -51,7 +51,7 @@ async def restore_state(
     """Restores the backends of `contexts`.
 
     Operators without state in the checkpoint start empty, but their `is_restored` is true. Raises
-    RestoreError, naming the operator.
+    RestoreError, naming the operator, if its state cannot be read.
     """
     for context in contexts:
         found = restore.operators.get(context.uid)
@@ -78,7 +78,8 @@ def refuse_unclaimed(
     """Refuses state that an open operator cannot use, so that it is not dropped silently.
 
     `changes` is a text that lists changed settings of the operator, or None. A function may claim
-    its state with the first element, or later, so its unclaimed state is kept. Raises RestoreError.
+    its state with the first element, or later, so its unclaimed state is kept. Raises RestoreError
+    for other unclaimed state, unless `restore.allow_non_restored` is set.
     """
     state = context.operator_state
     unclaimed = state.unclaimed()

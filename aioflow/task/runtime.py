@@ -334,7 +334,7 @@ class OperatorRuntime:
     # The life of the operators.
 
     async def restore(self, restore: TaskRestore, source: StateInput, codec: Codec) -> None:
-        """Restores all state, before `open`. Raises RestoreError."""
+        """Restores all state, before `open`. Raises RestoreError if the state cannot be read."""
         await restore_state(self.contexts, restore, source, codec)
         self.finished_before = was_finished(self.head)
 

@@ -174,7 +174,8 @@ def decode_batch(
 ) -> RecordBatch:
     """Returns the batch that `encode_batch` encoded; `content` is not kept.
 
-    Raises DecodeError, which names `where`, the channel that delivered the bytes.
+    Raises DecodeError if the bytes are not a batch. The error names `where`, the channel that
+    delivered the bytes.
     """
     try:
         return _decode_batch(memoryview(content), codec, tables)
@@ -417,8 +418,8 @@ def encode_event(event: Event) -> bytes:
 def decode_event(content: bytes | bytearray | memoryview, where: str) -> Event:
     """Returns the event that `encode_event` encoded.
 
-    Raises DecodeError, which names `where`, also for a kind of event that this release does not
-    know.
+    Raises DecodeError, which names `where`, if the bytes are not an event, or if this release does
+    not know the kind of the event.
     """
     if len(content) > _EVENT_BYTES_MAX:
         raise DecodeError(

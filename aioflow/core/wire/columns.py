@@ -245,7 +245,7 @@ def decode_column(
 ) -> Column:
     """Returns the column that `encode_column` encoded; `tables` are the tables of the channel.
 
-    Raises ValueError or DecodeError.
+    Raises ValueError or DecodeError if `content` is not an encoded column.
     """
     try:
         shape = _unpack(content)

@@ -224,7 +224,10 @@ class Codec:
         return self.encode_batch(list(zip(firsts, seconds, strict=True)), owner=owner)
 
     def decode_batch(self, content: bytes | bytearray | memoryview) -> list[Any]:
-        """Returns the values of an encoded batch. Raises DecodeError. `content` is not kept."""
+        """Returns the values of an encoded batch. `content` is not kept.
+
+        Raises DecodeError if `content` is not a batch, or has types that this process lacks.
+        """
         try:
             return self._decode(content)
         except MemoryError:
@@ -242,7 +245,10 @@ class Codec:
         return self.encode_batch([value], owner=owner)
 
     def decode(self, content: bytes | bytearray | memoryview) -> Any:
-        """Returns the value from the bytes that `encode` returned. Raises DecodeError."""
+        """Returns the value from the bytes that `encode` returned.
+
+        Raises DecodeError if `decode_batch` does, or if `content` does not hold exactly one value.
+        """
         values = self.decode_batch(content)
         if len(values) != 1:
             raise DecodeError(
@@ -265,7 +271,10 @@ class Codec:
             return ()
 
     def name_of(self, kind: type[Any]) -> str:
-        """Returns the name under which instances of `kind` are encoded. Raises TypeNotSupported."""
+        """Returns the name under which instances of `kind` are encoded.
+
+        Raises TypeNotSupported if they cannot be encoded.
+        """
         return self._types.plan(kind).name
 
     def assembler(self, name: str, fields: tuple[str, ...]) -> Assembler:

@@ -164,7 +164,10 @@ class TypeRegistry:
         return list(self._by_class.values())
 
     def plan(self, cls: type[Any]) -> TypePlan:
-        """Returns how to encode instances of `cls`. Raises TypeNotSupported naming the remedy."""
+        """Returns how to encode instances of `cls`.
+
+        Raises TypeNotSupported, which names the remedy, if they cannot be encoded.
+        """
         registration = self._registered(cls)
         plan = self._plans.get((cls, registration))
         if plan is None:

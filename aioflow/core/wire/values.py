@@ -60,7 +60,10 @@ def is_of_numpy(kind: type[Any]) -> bool:
 
 
 def parts(value: Any) -> tuple[str, list[int] | None, bytes]:
-    """Returns dtype, shape and bytes of a numpy array or scalar. Raises TypeNotSupported."""
+    """Returns dtype, shape and bytes of a numpy array or scalar.
+
+    Raises TypeNotSupported for a dtype other than of numbers, times and text.
+    """
     numpy = _numpy()
     kind, dtype = type(value), value.dtype
     if kind is numpy.ndarray:
@@ -84,7 +87,7 @@ def parts(value: Any) -> tuple[str, list[int] | None, bytes]:
 def from_parts(dtype_text: str, shape: list[int] | None, content: bytes) -> Any:
     """Returns the array (writable) or the scalar that `parts` took apart.
 
-    Raises ValueError, TypeError or ImportError.
+    Raises ValueError or TypeError if the parts are invalid, and ImportError without numpy.
     """
     numpy = _numpy()
     if shape is None and dtype_text == "U":
@@ -244,7 +247,7 @@ class Tagger:
     def class_index(self, cls: type[Any]) -> int:
         """Returns the index of `cls` in the table, to which it is added at its first use.
 
-        Raises TypeNotSupported.
+        Raises TypeNotSupported if instances of `cls` cannot be encoded.
         """
         index = self._index.get(cls)
         if index is None:
@@ -260,7 +263,7 @@ class Tagger:
         return any(plan.encode is not None for plan in self._plans)
 
     def plan(self, cls: type[Any]) -> TypePlan:
-        """Returns the plan of `cls`. Raises TypeNotSupported."""
+        """Returns the plan of `cls`. Raises TypeNotSupported if it cannot be encoded."""
         return self._plans[self.class_index(cls)]
 
     def _tag_sequences(self, kind: type[Any], values: Collection[Any], depth: int) -> list[Any]:

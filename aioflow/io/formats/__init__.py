@@ -1,5 +1,5 @@
-"""Formats for message bodies: Avro, Protobuf and JSON Schema with their schemas, and Debezium's
-changes in JSON.
+"""Formats for message bodies: Avro, Protobuf and JSON, each with a schema, and Debezium change
+events in JSON.
 
 Each function returns a `Format`, which every broker connector accepts as `format=`. Importing this
 package loads no client library.

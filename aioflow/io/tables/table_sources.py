@@ -219,9 +219,9 @@ class PageReader(BufferedReader):
         """Puts all rows after the key `last` into the buffer. Raises ValueError if two rows have
         the same key.
 
-        `page(last)` returns the page after the key `last`, and one more row. The extra row shows
-        whether two rows at the border of pages have the same key. The error names `source`. `make`
-        converts a dict to a row; None keeps the dict.
+        `page(last)` returns the page after the key `last`, and the first row of the next page. This
+        row shows whether the key of the page's last row occurs again. The error names `source`.
+        `make` converts a dict to a row; None keeps the dict.
         """
         while True:
             for i, row in enumerate(await page(last)):

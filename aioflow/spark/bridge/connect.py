@@ -91,7 +91,8 @@ class ConnectSession:
         """Returns the program's active session if it is on the server at `url`, else a new session
         with the settings `given`.
 
-        Raises SparkError, or ModuleNotFoundError naming the missing package.
+        Raises SparkError if PySpark is too old, or if `given` has a setting of the server. Raises
+        ModuleNotFoundError if a package is missing.
         """
         check_feature(Feature.CONNECT)
         try:

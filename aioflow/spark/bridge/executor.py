@@ -172,10 +172,10 @@ class TaskChannel:
             self._socket.sendall(piece)
 
     def _differs(self, rows: int) -> None:
-        """Reports that the partition has different rows than an earlier attempt, and raises
+        """Tells the service that the partition has other rows than were read before, then raises
         RuntimeError.
 
-        The service adds advice to the error.
+        In the service, `InboundStream.take` raises a RestoreError with this text and the remedy.
         """
         what = f"the partition does not give again the {rows} rows that it gave before"
         self.send(FrameKind.ERROR, encode_words(what))

@@ -79,7 +79,7 @@ class Java:
 def find_java(
     environ: Mapping[str, str], scratch: str, minimum: int = 17, maximum: int | None = None
 ) -> Java:
-    """Returns the runtime to use. Raises SparkError, which names the problem.
+    """Returns the runtime to use. Raises SparkError if there is none of an accepted version.
 
     The runtime is JAVA_HOME if set, otherwise `java` on the PATH if it is new enough, otherwise the
     runtime of the installed wheel. `scratch` is a directory for a launcher of the wheel's runtime.
@@ -231,7 +231,8 @@ class SparkProcess:
         """Starts Java and Spark, or uses the existing context.
 
         Settings `given` by the program override those outside the program. Both override the
-        `defaults`. Raises SparkError, or ModuleNotFoundError naming the extra.
+        `defaults`. Raises ModuleNotFoundError, naming the extra, without PySpark. Raises SparkError
+        if Spark cannot be started, or if the existing context has another master.
         """
         check_version()
         from pyspark import SparkContext

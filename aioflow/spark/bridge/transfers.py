@@ -81,7 +81,8 @@ class _Partition:
 class InboundStream:
     """Receives the batches of pushing tasks, as a `ChannelStream`.
 
-    `start` maps the number of each partition that was partly read before to its progress.
+    `start` maps numbers of partitions to their progress. It holds the partitions that were already
+    read in part.
     """
 
     op = "push"

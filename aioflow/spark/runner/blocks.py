@@ -197,8 +197,8 @@ class BlockWriter:
     def emit(self, batch: RecordBatch) -> None:
         """Adds the records of a batch.
 
-        A change of the watermark is written with the next record. The last change is written at the
-        end.
+        A change of the watermark is written with the next record. A change after the last record is
+        not written.
         """
         values = batch.values
         if values:

@@ -225,7 +225,11 @@ class StageTask:
         )
 
     def emit(self, batch: RecordBatch) -> None:
-        """Passes a batch that the last operator emits to every reader of the main output."""
+        """Passes a batch, which the last operator has emitted, to every reader of the main
+        output.
+
+        The readers of side outputs get only its watermark.
+        """
         for outlet in self.main:
             outlet(batch)
         if self.side and batch.watermark != MIN_WATERMARK:

@@ -216,7 +216,7 @@ logger = logging.getLogger(__name__)
 
 
 class StreamRun:
-    """The run of a flow as one streaming query. `home` are the stages that run in this program."""
+    """A run of a flow as one streaming query. `home` holds the stages that run in this program."""
 
     def __init__(
         self,

@@ -335,8 +335,9 @@ def _settle(result: asyncio.Future[T], value: T) -> None:
 
 
 def _apply(names: dict[str, SimFile], change: _Rename) -> None:
-    """Applies a change of a name to `names`, which maps paths to files. The old name may be missing
-    in it.
+    """Applies the creation, renaming or deletion of a file to `names`, which maps paths to files.
+
+    The old path is removed only if it still leads to the file.
     """
     if change.source is not None and names.get(change.source) is change.file:
         del names[change.source]
