@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
-from aioflow.core.errors import describe_record, did_you_mean
+from aioflow.core.errors import describe_record, did_you_mean, has_place, message_of
 from aioflow.core.scope import current_scope
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ __all__ = [
     "ForgottenDefault",
     "InputSeen",
     "KeysMet",
+    "RepeatedFailure",
     "TaskAdvice",
     "tell_unread_sides",
     "warn_of_nones",
@@ -244,6 +245,43 @@ def tell_unread_sides(names: Sequence[str], read: Sides, sent: Sides) -> None:
 
 LASTS_S = 30.0
 """Minimum duration in seconds of a state, such as a silent input, for which a warning is logged."""
+
+
+SAME_FAILURES = 3
+"""Number of equal failures in a row after which the log says how to end them."""
+
+
+class RepeatedFailure:
+    """Notices a job that restarts and fails at the same record each time."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._last: tuple[object, ...] = ()
+        self._times = 0
+
+    def add(self, cause: BaseException) -> None:
+        """Counts a failure, and logs a warning at the third equal one in a row.
+
+        Only failures of user code count, since only they have the place in their notes.
+        """
+        if not has_place(cause):
+            self._times = 0
+            return
+        notes = cause.__notes__
+        seen = (type(cause), message_of(cause), *notes)
+        self._times = self._times + 1 if seen == self._last else 1
+        self._last = seen
+        if self._times == SAME_FAILURES:
+            logger.warning(
+                "job %r failed %d times in the same way: %s: %s (%s). If the element is at fault, "
+                "give the operator on_error=. To end the job instead of restarting it, give the "
+                'run restart=af.no_restart() or af.fixed_delay(3, "1s")',
+                self._job,
+                self._times,
+                type(cause).__name__,
+                message_of(cause),
+                next(note for note in notes if str(note).startswith("aioflow: ")),
+            )
 
 
 class InputSeen(NamedTuple):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from aioflow.advice.runtime import RepeatedFailure
 from aioflow.checkpoint.instructions import InOrder
 from aioflow.cluster.execution_graph import (
     CancelTask,
@@ -118,6 +119,7 @@ class JobMaster:
         self.history = JobHistory()
         self.checkpoint_settings = checkpoints
         self._restarts = 0
+        self._repeated_failure = RepeatedFailure(graph.name)
         """Number of restarts that were logged."""
         self._instructions = InOrder(self._do)
         self._discovery = SplitDiscovery(host, self.executions, self._discovered)
@@ -417,6 +419,8 @@ class JobMaster:
             if is_failure and cause is not None
             else "",
         )
+        if is_failure and cause is not None:
+            self._repeated_failure.add(cause)
 
     def _deploy(self, descriptor: TaskDeploymentDescriptor) -> None:
         assert self._workers is not None

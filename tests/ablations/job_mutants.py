@@ -542,6 +542,20 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "failures at different records are advised on as one that repeats itself",
+        "aioflow/advice/runtime.py",
+        "        self._times = self._times + 1 if seen == self._last else 1\n",
+        "        self._times += 1\n",
+        (RUNNING + "test_failures_at_different_records_are_not_advised_on",),
+    ),
+    Mutant(
+        "a failure that repeats itself is not advised on",
+        "aioflow/cluster/job_master.py",
+        "            self._repeated_failure.add(cause)\n",
+        "            pass\n",
+        (RUNNING + "test_failure_at_the_same_record_each_time_is_advised_on_once",),
+    ),
+    Mutant(
         "an input that falls silent after its first element is not named",
         "aioflow/advice/runtime.py",
         "one.watermark == MIN_WATERMARK or latest > state.latest",

@@ -182,6 +182,39 @@ async def test_restart_says_job_cause_next_try_and_checkpoint(
     assert message.endswith("restart 1, after OSError: no route")
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_failure_at_the_same_record_each_time_is_advised_on_once(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = af.Flow("orders")
+    source = flow.source([1, 2, 3]).map(lambda value: 1 / (value - 2), name="ratio")
+    with caplog.at_level(logging.WARNING), pytest.raises(ZeroDivisionError):
+        await source.collect(restart=af.fixed_delay(5, "10ms"), workers=workers)
+    (message,) = [one.getMessage() for one in caplog.records if "same way" in one.getMessage()]
+    assert message.startswith("job 'orders' failed 3 times in the same way: ZeroDivisionError: ")
+    assert "operator 'ratio', subtask 1/1, at record 2" in message
+    assert "on_error=" in message
+    assert "restart=af.no_restart()" in message
+
+
+async def test_failures_at_different_records_are_not_advised_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failed: list[int] = []
+
+    def fail_once_each(value: int) -> int:
+        if value not in failed:
+            failed.append(value)
+            raise OSError("no route")
+        return value
+
+    source = af.Flow("orders").source(range(5)).map(fail_once_each)
+    with caplog.at_level(logging.WARNING):
+        await source.collect(restart=af.fixed_delay(5, "10ms"))
+    assert len(failed) == 5
+    assert not any("same way" in one.getMessage() for one in caplog.records)
+
+
 async def until_logged(text: str, caplog: pytest.LogCaptureFixture) -> str:
     async with asyncio.timeout(30):
         while True:
