@@ -11,6 +11,8 @@
 * Only a function knows its side outputs, so reading a misspelt tag results in an empty stream. An
   empty side output alone means nothing, since most side outputs are for exceptional records. So at
   the end of a task, the side outputs that are read are compared with those that got records.
+* A job with checkpoints restarts without a limit, so a mistake in a function repeats itself. The
+  third failure in a row at one place is logged with the options that end this.
 * A task passes the state of its inputs and calls to `TaskAdvice` every few seconds, with the time.
   `TaskAdvice` warns of inputs that stay silent, and of elements that wait because too few calls run
   at once. Each warning is logged once per job in a process. This module reads no clock.
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK
-from aioflow.core.errors import describe_record, did_you_mean, has_place, message_of
+from aioflow.core.errors import describe_record, did_you_mean, message_of, place_note
 from aioflow.core.scope import current_scope
 
 if TYPE_CHECKING:
@@ -248,7 +250,7 @@ LASTS_S = 30.0
 
 
 SAME_FAILURES = 3
-"""Number of equal failures in a row after which the log says how to end them."""
+"""Number of failures in a row at one place after which the log says how to end them."""
 
 
 class RepeatedFailure:
@@ -256,22 +258,20 @@ class RepeatedFailure:
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self._last: tuple[object, ...] = ()
+        self._last: tuple[type, str] | None = None
         self._times = 0
 
     def add(self, cause: BaseException) -> None:
-        """Counts a failure, and logs a warning at the third equal one in a row.
+        """Counts a failure, and logs a warning at the third one in a row of one type at one place.
 
-        Only failures of user code count, since only they have the place in their notes.
+        Only failures of user code count, since only they have a note with the place. The place
+        includes the record. Messages are not compared, because they may contain times or ids.
         """
-        if not has_place(cause):
-            self._times = 0
-            return
-        notes = cause.__notes__
-        seen = (type(cause), message_of(cause), *notes)
+        place = place_note(cause)
+        seen = None if place is None else (type(cause), place)
         self._times = self._times + 1 if seen == self._last else 1
         self._last = seen
-        if self._times == SAME_FAILURES:
+        if seen is not None and self._times == SAME_FAILURES:
             logger.warning(
                 "job %r failed %d times in the same way: %s: %s (%s). If the element is at fault, "
                 "give the operator on_error=. To end the job instead of restarting it, give the "
@@ -280,7 +280,7 @@ class RepeatedFailure:
                 self._times,
                 type(cause).__name__,
                 message_of(cause),
-                next(note for note in notes if str(note).startswith("aioflow: ")),
+                place,
             )
 
 

@@ -66,9 +66,9 @@ __all__ = [
     "counted",
     "describe_record",
     "did_you_mean",
-    "has_place",
     "message_of",
     "note_once",
+    "place_note",
     "with_article",
 ]
 
@@ -253,7 +253,7 @@ def note_once(error: BaseException, note: str) -> None:
 
     The innermost code adds its note first, and that note is the most precise.
     """
-    if not has_place(error):
+    if place_note(error) is None:
         add_note(error, f"aioflow: {note}")
 
 
@@ -276,10 +276,10 @@ def message_of(error: BaseException) -> str:
         return f"(its message cannot be shown: {type(failure).__name__})"
 
 
-def has_place(error: BaseException) -> bool:
-    """Returns whether a note of the engine says where `error` was raised."""
-    notes = error.__dict__.get("__notes__", ())
-    return any(str(line).startswith("aioflow: ") for line in notes)
+def place_note(error: BaseException) -> str | None:
+    """Returns the note of the engine that says where `error` was raised, or None without one."""
+    notes = map(str, error.__dict__.get("__notes__", ()))
+    return next((note for note in notes if note.startswith("aioflow: ")), None)
 
 
 RECORD_TEXT_MAX = 200

@@ -37,8 +37,8 @@ from aioflow.core.errors import (
     Closed,
     JobNotRunning,
     ProducerFailed,
-    has_place,
     message_of,
+    place_note,
 )
 from aioflow.core.scope import enter_scope, leave_scope
 from aioflow.core.user_code import spell_stack, take_back_cancellation, user_error
@@ -205,7 +205,7 @@ class StreamTask:
                 await self._end(loop)
                 is_cut_short = False
             except BaseException as error:
-                if isinstance(error, asyncio.CancelledError) and not has_place(error):
+                if isinstance(error, asyncio.CancelledError) and place_note(error) is None:
                     # Not from user code: the task was cancelled by the engine, or by other code.
                     raise
                 # SystemExit, too, is raised where the job is awaited.

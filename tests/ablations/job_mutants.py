@@ -566,6 +566,20 @@ JOB_MUTANTS: list[Mutant] = [
         ),
     ),
     Mutant(
+        "an input that is behind and moves is called silent",
+        "aioflow/advice/runtime.py",
+        "            if state is None or state.watermark != one.watermark:\n",
+        "            if state is None:\n",
+        (RUNNING + "test_input_that_is_behind_and_moves_is_not_named",),
+    ),
+    Mutant(
+        "failures at one place with different messages are not advised on",
+        "aioflow/advice/runtime.py",
+        "(type(cause), place)\n",
+        "(type(cause), place + message_of(cause))\n",
+        (RUNNING + "test_failure_at_the_same_record_each_time_is_advised_on_once",),
+    ),
+    Mutant(
         "inputs that all stand still are called silent",
         "aioflow/advice/runtime.py",
         "one.watermark == MIN_WATERMARK or latest > state.latest",

@@ -1179,7 +1179,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "errors get a note at every level",
         "aioflow/core/errors.py",
-        "    if not has_place(error):\n",
+        "    if place_note(error) is None:\n",
         "    if note:\n",
         (
             "tests/api/test_guarantees.py::"
