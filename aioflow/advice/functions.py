@@ -139,8 +139,8 @@ def check_function_class(function: Any) -> None:
     if isinstance(function, type) and (needed := _required_arguments(cls)):
         given = ", ".join(f"{name}=..." for name in needed)
         raise GraphError(
-            f"{cls.__name__}() needs {', '.join(needed)}, and the engine makes an object of a "
-            f"class without arguments: give an object, {cls.__name__}({given})"
+            f"the class {cls.__name__} needs arguments, and the engine calls it without any; "
+            f"pass an instance: {cls.__name__}({given})"
         )
     contract = _contract(cls)
     own = {

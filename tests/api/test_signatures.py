@@ -485,8 +485,8 @@ def test_a_class_whose_constructor_needs_arguments_is_refused() -> None:
     with pytest.raises(af.GraphError) as caught:
         keyed().process(Limited)
     assert str(caught.value) == (
-        "Limited() needs limit, name, and the engine makes an object of a class without "
-        "arguments: give an object, Limited(limit=..., name=...)"
+        "the class Limited needs arguments, and the engine calls it without any; pass an "
+        "instance: Limited(limit=..., name=...)"
     )
 
 

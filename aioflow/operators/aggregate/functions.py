@@ -190,13 +190,8 @@ def resolve_aggregate(x: Any) -> FoldingAggregate:
     if isinstance(x, FoldingAggregate):
         return x
     if isinstance(x, type) and issubclass(x, AggregateFunction):
-        try:
-            x = x()
-        except TypeError as error:
-            raise GraphError(
-                f"the aggregate class {x.__name__} needs arguments ({error}); pass an instance"
-            ) from error
-        return resolve_aggregate(x)
+        check_function_class(x)
+        return resolve_aggregate(x())
     if isinstance(x, AggregateFunction):
         check_without_state(x, "an aggregate")
         check_function_class(x)
