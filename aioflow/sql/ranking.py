@@ -174,9 +174,6 @@ class Rank(AggregateFunction[Row, tuple[int, int, Any], int]):
     def get_result(self, accumulator: tuple[int, int, Any]) -> int:
         return accumulator[1]
 
-    def merge(self, a: Any, b: Any) -> Any:
-        raise NotImplementedError("a rank is of rows in their order")
-
     def __repr__(self) -> str:
         return f"{'dense_' * self.dense}rank{self.order!r}"
 

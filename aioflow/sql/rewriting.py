@@ -152,7 +152,7 @@ def _without_windows(node: exp.Select) -> exp.Select:
             raise SqlError(f"WINDOW does not define {name.name!r}; there are {known}", name)
         for part in ("partition_by", "order", "spec"):
             if base.args.get(part) and not over.args.get(part):
-                over.set(part, exp.Window(this=None, **{part: base.args[part]}).copy().args[part])
+                over.set(part, base.copy().args[part])
         over.set("alias", None)
 
     for one in made.args.pop("windows"):

@@ -8,6 +8,7 @@ watermarks of all batches are the operator's own, the minimum over both inputs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Iterator, Sequence
 from itertools import count, repeat
@@ -79,7 +80,7 @@ The interrupted element is the first one of its key that is processed after a re
 """
 
 
-class PairingOperator(Operator):
+class PairingOperator(Operator, ABC):
     """Base of both joins. Emits the pairs of one element in pieces, between which checkpoints are
     possible.
 
@@ -135,14 +136,14 @@ class PairingOperator(Operator):
         self._batch, self._side, self._position = batch, index, 0
         return self._out.start(self._run(index, batch), batch.watermark)
 
+    @abstractmethod
     def _run(self, index: int, batch: RecordBatch) -> Iterator[None]:
         """Joins the records of `batch`, a batch of input `index`, in pieces."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _reached(self) -> int:
         """The event time that the operator has reached."""
-        raise NotImplementedError
 
     @property
     def has_pending(self) -> bool:
