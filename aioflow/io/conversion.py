@@ -1,10 +1,7 @@
-"""Converts rows of texts and message bodies into values.
+"""Converts rows of texts into values of a type.
 
 The fields of a user's type (dataclass, NamedTuple, Struct, Pydantic model, attrs class) are found
 here, and rows of texts become values of the type. Pydantic validates values of its models.
-
-Message bodies are decoded into values, and values are encoded as message bodies: JSON, text or
-bytes.
 """
 
 from __future__ import annotations
@@ -22,29 +19,22 @@ from typing import Any
 
 import msgspec
 
-from aioflow.core.errors import describe_record
 from aioflow.core.wire.columns import is_made_by_position
 from aioflow.core.wire.kinds import Kind, defaults_of, fields_of, kind_of
 from aioflow.core.wire.types import STANDS_FOR
 
 __all__ = [
-    "FORMATS",
+    "aliases_in",
     "allows_none",
     "are_plain",
     "are_scalars",
-    "as_object",
-    "body_decoder",
-    "body_encoder",
     "certain_hints_of",
     "field_names",
     "fields_of_value",
     "hints_of",
-    "holds_private",
     "is_model",
     "made_part",
     "is_namedtuple",
-    "json_encoder",
-    "lines_of_objects",
     "model_fields",
     "model_maker",
     "namedtuple_from",
@@ -124,7 +114,7 @@ def renaming_maker(type_: Any, strict: bool = True) -> Callable[[Any], Any] | No
     The JSON names the fields of attrs classes as the parameters of `__init__`, such as `x` for
     `_x`. Returns None if no class in `type_` has such names. `strict` is as for msgspec.
     """
-    aliases = _aliases_in(type_)
+    aliases = aliases_in(type_)
     if not aliases:
         return None
     rename = _renamer(type_, {})
@@ -145,7 +135,7 @@ def renaming_maker(type_: Any, strict: bool = True) -> Callable[[Any], Any] | No
 
 
 @lru_cache(1_024)
-def _aliases_in(type_: Any) -> dict[str, str]:
+def aliases_in(type_: Any) -> dict[str, str]:
     """Maps field names to parameter names of `__init__`, for all attrs classes that values of
     `type_` may hold. Fields whose two names are equal are left out.
     """
@@ -196,7 +186,7 @@ def _renamer(hint: Any, known: dict[type[Any], list[Renamer]]) -> Renamer | None
 
     `known` holds the renamers of the enclosing classes, because a class may contain itself.
     """
-    if not _aliases_in(hint):
+    if not aliases_in(hint):
         return None
     if _has_fields(hint):
         if hint not in known:
@@ -323,7 +313,7 @@ def struct_like(type_: Any) -> type[msgspec.Struct] | None:
     """
     try:
         hints = hints_of(type_)
-        if not hints or not is_made_by_position(type_, tuple(hints)) or _aliases_in(type_):
+        if not hints or not is_made_by_position(type_, tuple(hints)) or aliases_in(type_):
             return None
         if _is_struct(type_):
             return type_  # type: ignore[no-any-return]
@@ -678,119 +668,3 @@ def allows_none(hint: Any) -> bool:
 
 def _allows_text(hint: Any) -> bool:
     return any(member in (str, Any) for member in _members(hint)) and not allows_none(hint)
-
-
-FORMATS = ("json", "text", "bytes")
-"""Formats of a body that need no schema."""
-
-
-def body_decoder(format: str, type: type[Any] | None) -> Callable[[bytes], Any]:
-    """Returns a function that decodes a body. The function raises MsgspecError or ValueError."""
-    if format == "text":
-        return bytes.decode
-    if format == "bytes":
-        return bytes
-    if type is None:
-        return msgspec.json.Decoder().decode
-    if is_namedtuple(type):
-        return namedtuple_reader(type)
-    if is_model(type):
-        return model_maker(type.model_validate_json)
-    if (rename := renaming_maker(type)) is not None:
-        parse = msgspec.json.Decoder().decode
-        return lambda body: rename(parse(body))
-    return msgspec.json.Decoder(type, dec_hook=made_part).decode
-
-
-def body_encoder(format: str, place: str) -> Callable[[Any], bytes]:
-    """Returns a function that encodes a value. The function raises TypeError naming `place` and the
-    value.
-    """
-    if format == "json":
-        encode_json = json_encoder(f"sink {place}").encode
-        return lambda value: encode_json(as_object(value))
-    expected = str if format == "text" else bytes
-
-    def encode(value: Any) -> bytes:
-        if not isinstance(value, expected):
-            raise TypeError(
-                f"sink {place} got {describe_record(value)}, expected {expected.__name__}: map it "
-                "first, or give format="
-            )
-        return value.encode() if isinstance(value, str) else bytes(value)
-
-    return encode
-
-
-def json_encoder(place: str) -> msgspec.json.Encoder:
-    """Returns an encoder for values that msgspec supports, Pydantic models, and numpy's arrays and
-    scalars.
-
-    For any other value, the encoder raises TypeError naming `place` and the type.
-    """
-
-    def plain(value: Any) -> Any:
-        if is_model(type(value)):
-            return value.model_dump(mode="json")
-        tolist = getattr(value, "tolist", None)
-        if tolist is not None:
-            return tolist()
-        raise TypeError(
-            f"{place} got a {type(value).__qualname__}, expected what JSON can hold: "
-            "map it to a dict or a dataclass first"
-        )
-
-    return msgspec.json.Encoder(enc_hook=plain)
-
-
-def as_object(value: Any) -> Any:
-    """Returns a dict for a NamedTuple, or for a value that contains attrs objects with private
-    fields.
-
-    So the JSON is an object. By itself, msgspec would write a NamedTuple as an array, and would
-    omit private fields. Returns other values unchanged.
-    """
-    cls: Any = type(value)
-    if hasattr(value, "_asdict"):
-        made = value._asdict()
-        return {name: _plain(one) for name, one in made.items()} if holds_private(cls) else made
-    return _plain(value) if holds_private(cls) else value
-
-
-@lru_cache(1_024)
-def holds_private(cls: Any) -> bool:
-    """Returns whether objects of `cls` may contain attrs objects with private fields."""
-    return any(name.startswith("_") for name in _aliases_in(cls))
-
-
-def _plain(value: Any) -> Any:
-    """Returns `value`, in which a dict replaces each object that contains private attrs fields."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, set, frozenset)) or type(value) is tuple:
-        return [_plain(one) for one in value]
-    cls: Any = type(value)
-    kind = kind_of(cls) if holds_private(cls) else None
-    if kind is Kind.NAMED_TUPLE:
-        return [_plain(one) for one in value]
-    if kind in (Kind.ATTRS, Kind.DATACLASS):
-        return {name: _plain(getattr(value, name)) for name in fields_of(cls, kind)}
-    if kind is Kind.STRUCT:
-        names = zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True)
-        return {name: _plain(getattr(value, field)) for name, field in names}
-    return value
-
-
-def lines_of_objects(data: bytes) -> int | None:
-    """Returns the number of lines in `data` if each line begins with `{` and ends with `}`,
-    otherwise None.
-    """
-    lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    borders = data.count(b"}\n{") + (data.count(b"}\r\n{") if b"\r" in data else 0)
-    if (
-        borders + 1 != lines
-        or not data.startswith(b"{")
-        or not data.endswith((b"}", b"}\n", b"}\r\n"))
-    ):
-        return None
-    return lines

@@ -16,7 +16,8 @@ import numpy as np
 
 from aioflow.columns.build import GrowingEntries, column_of
 from aioflow.core.column_batch import Column, ColumnBatch, NumberColumn, ObjectColumn
-from aioflow.io.conversion import certain_hints_of, lines_of_objects, without_none
+from aioflow.io.bodies import lines_of_objects
+from aioflow.io.conversion import certain_hints_of, without_none
 
 __all__ = ["FieldColumns", "RecordColumns", "count_objects"]
 

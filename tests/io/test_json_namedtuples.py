@@ -19,7 +19,8 @@ import aioflow as af
 from aioflow.core.errors import TypeNotSupported
 from aioflow.core.wire.serializers import Codec
 from aioflow.core.wire.types import TypeRegistry
-from aioflow.io.conversion import body_decoder, namedtuple_from
+from aioflow.io.bodies import body_decoder
+from aioflow.io.conversion import namedtuple_from
 from aioflow.io.files.file_reader import Decoded
 from aioflow.io.files.json_files import JsonDecoder, namedtuple_lines
 

@@ -12,8 +12,9 @@ import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 import aioflow as af
+from aioflow.io.bodies import body_decoder, body_encoder
 from aioflow.io.brokers.redis_client import entry_decoder
-from aioflow.io.conversion import body_decoder, body_encoder, value_maker
+from aioflow.io.conversion import value_maker
 
 
 class User(BaseModel):

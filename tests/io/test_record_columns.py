@@ -20,7 +20,8 @@ from aioflow.core.column_batch import ColumnBatch
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import OutputTag
 from aioflow.expressions.roots import col
-from aioflow.io.conversion import lines_of_objects, struct_like
+from aioflow.io.bodies import lines_of_objects
+from aioflow.io.conversion import struct_like
 from aioflow.io.files.csv_columns import CsvColumnDecoder
 from aioflow.io.files.csv_files import CsvDecoder, csv
 from aioflow.io.files.file_reader import Decoded

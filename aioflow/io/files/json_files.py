@@ -19,14 +19,12 @@ from msgspec.structs import astuple
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import MALFORMED, T
+from aioflow.io.bodies import as_object, json_encoder, lines_of_objects
 from aioflow.io.conversion import (
     are_scalars,
-    as_object,
     hints_of,
     is_model,
     is_namedtuple,
-    json_encoder,
-    lines_of_objects,
     made_part,
     model_maker,
     namedtuple_reader,

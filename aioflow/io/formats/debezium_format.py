@@ -20,8 +20,8 @@ import msgspec
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import one_or_more
+from aioflow.io.bodies import body_decoder
 from aioflow.io.changes import Change, ChangeKind
-from aioflow.io.conversion import body_decoder
 from aioflow.io.formats.format import Decoder, Encoder, Format, maker_of, with_type
 
 if TYPE_CHECKING:

@@ -21,12 +21,8 @@ import msgspec
 
 from aioflow.core.errors import GraphError, did_you_mean
 from aioflow.io.arguments import T
+from aioflow.io.bodies import FORMATS, as_object, body_decoder, body_encoder, holds_private
 from aioflow.io.conversion import (
-    FORMATS,
-    as_object,
-    body_decoder,
-    body_encoder,
-    holds_private,
     is_model,
     is_namedtuple,
     made_part,

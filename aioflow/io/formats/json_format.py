@@ -17,7 +17,8 @@ import msgspec
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import T
-from aioflow.io.conversion import body_decoder, body_encoder, is_model, is_namedtuple
+from aioflow.io.bodies import body_decoder, body_encoder
+from aioflow.io.conversion import is_model, is_namedtuple
 from aioflow.io.formats.format import Decoder, Encoder, Format, TypedFormat, with_type
 from aioflow.io.formats.registered import (
     HEAD_BYTES,

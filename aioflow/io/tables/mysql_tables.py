@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError
 from aioflow.io.arguments import T
-from aioflow.io.conversion import json_encoder
+from aioflow.io.bodies import json_encoder
 from aioflow.io.tables.mysql_client import MysqlConnection, check_mysql_dsn, error_number, is_away
 from aioflow.io.tables.table_sinks import (
     SCHEMA,

@@ -16,7 +16,7 @@ import msgspec
 from aioflow.advice.hints import explained
 from aioflow.core.errors import GraphError, note_once
 from aioflow.io.arguments import T, check_host_and_port
-from aioflow.io.conversion import json_encoder
+from aioflow.io.bodies import json_encoder
 from aioflow.io.tables.table_sinks import (
     SCHEMA,
     STAGED_COLUMNS,

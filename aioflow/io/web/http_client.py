@@ -31,8 +31,8 @@ from aioflow.io.arguments import (
     checked_whole,
 )
 from aioflow.io.backoff import Backoff
+from aioflow.io.bodies import json_encoder
 from aioflow.io.brokers.readers import BufferedReader
-from aioflow.io.conversion import json_encoder
 from aioflow.operators.sink import LINGER_MS, BaseSink, BaseWriter
 from aioflow.operators.source import BaseSource, Split
 

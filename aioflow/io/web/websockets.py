@@ -15,8 +15,8 @@ from aioflow.core.errors import Broken, GraphError
 from aioflow.inspection.redaction import redacted
 from aioflow.io.arguments import checked_headers, checked_seconds
 from aioflow.io.backoff import Backoff
+from aioflow.io.bodies import json_encoder
 from aioflow.io.brokers.readers import BufferedReader
-from aioflow.io.conversion import json_encoder
 from aioflow.io.web.http_client import checked_url, client_session, without_secrets
 from aioflow.operators.sink import BaseSink, BaseWriter
 from aioflow.operators.source import BaseSource, Split
