@@ -20,8 +20,9 @@ from aioflow.core.timeunits import to_seconds
 from aioflow.expressions.nodes import is_expression
 from aioflow.graph.stream_graph import Chaining
 from aioflow.operators import traits
-from aioflow.operators.async_io import make_async_wait, make_guarded_rows
+from aioflow.operators.async_io import make_async_wait
 from aioflow.operators.call_pool import Retry
+from aioflow.operators.guarded_rows import make_guarded_rows
 from aioflow.operators.operator import make_operator
 from aioflow.operators.process.async_functions import (
     AsyncBroadcastProcessOperator,

@@ -19,13 +19,9 @@ from aioflow.core.column_batch import NumberColumn
 from aioflow.core.elements import MAX_WATERMARK, MIN_WATERMARK, RecordBatch, empty_batch
 from aioflow.core.errors import GraphError
 from aioflow.core.functions import Failed, MapFunction, OutputTag, RuntimeContext
-from aioflow.operators.async_io import (
-    AsyncWaitOperator,
-    GuardedRowsOperator,
-    OrderedQueue,
-    UnorderedQueue,
-)
+from aioflow.operators.async_io import AsyncWaitOperator, OrderedQueue, UnorderedQueue
 from aioflow.operators.call_pool import Deadlines, Retry
+from aioflow.operators.guarded_rows import GuardedRowsOperator
 
 from .process_context import Context, opened, rows
 
