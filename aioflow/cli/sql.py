@@ -160,7 +160,7 @@ class Shell:
 
     def completions(self, begun: str) -> list[str]:
         """Returns the words that begin with `begun`: columns, tables, connectors, keywords."""
-        from aioflow.sql.ddl import connectors
+        from aioflow.sql.options import connectors
 
         columns = [name for columns in self.tables.values() for name, _ in columns]
         words = dict.fromkeys([*columns, *self.tables, *connectors(), *KEYWORDS.split()])

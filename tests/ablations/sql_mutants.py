@@ -242,7 +242,7 @@ SQL_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "a variable of a script is hidden only where its name says so",
-        "aioflow/sql/ddl.py",
+        "aioflow/sql/options.py",
         "            hide(value)\n",
         "            pass\n",
         (_SCRIPT + "test_a_variable_in_the_path_of_a_url_is_hidden_when_the_job_fails",),
@@ -318,7 +318,7 @@ SQL_MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "an error of a connector shows a secret",
-        "aioflow/sql/ddl.py",
+        "aioflow/sql/options.py",
         "            message = message.replace(value, name)\n",
         "            pass\n",
         ("tests/sql/test_script.py::test_a_secret_is_in_no_plan_and_in_no_error",),

@@ -20,7 +20,7 @@ from aiohttp import web
 
 import aioflow as af
 from aioflow.inspection.redaction import redacted
-from aioflow.sql.ddl import connectors, options_of
+from aioflow.sql.options import connectors, options_of
 from aioflow.sql.rows import rows_of_change
 from aioflow.sql.script import script
 from tests.io.servers import free_port
