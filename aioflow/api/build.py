@@ -30,13 +30,14 @@ from aioflow.io.memory import FunctionSource
 from aioflow.io.pushing import PushSource
 from aioflow.operators import traits
 from aioflow.operators.async_io import AsyncSinkOperator
+from aioflow.operators.function_sink import FunctionSink, as_sink, calling
 from aioflow.operators.global_commit import (
     CommittablesSink,
     GlobalCommitterOperator,
     SinkWriterOperator,
 )
 from aioflow.operators.operator import make_operator
-from aioflow.operators.sink import FunctionSink, SinkOperator, as_sink, calling
+from aioflow.operators.sink import SinkOperator
 from aioflow.operators.stateless import is_async
 from aioflow.operators.traits import AWAITED_IN_TURN, BY_RECORD, OperatorTraits
 from aioflow.operators.watermarks import WatermarkStrategy

@@ -15,7 +15,7 @@ from aioflow.graph.stream_graph import StreamGraph, StreamNode
 from aioflow.io.changes import Change, Upsert, key_of
 from aioflow.io.files.arrow_files import ArrowTable
 from aioflow.io.memory import IterableSource
-from aioflow.operators.sink import as_sink
+from aioflow.operators.function_sink import as_sink
 from aioflow.sql.keyed import Shown, Versions, as_changes
 from aioflow.sql.relation import CHANGE, PASSES, Relation
 from aioflow.sql.scope import Field, Schema, schema_of

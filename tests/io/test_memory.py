@@ -14,7 +14,7 @@ import pytest
 import aioflow as af
 from aioflow.core.errors import GraphError
 from aioflow.io.memory import FunctionSource, IterableSource, as_source
-from aioflow.operators.sink import as_sink
+from aioflow.operators.function_sink import as_sink
 from aioflow.operators.source import Split
 from tests.io.driver import Context, next_batch, read_all, system_context, take
 
